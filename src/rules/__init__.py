@@ -1,0 +1,1 @@
+"""The judgement, pure: values in, a verdict out. No socket, file, clock, randomness or log."""

@@ -1,0 +1,190 @@
+"""The policy as values. Built only by rules.load.load_policy, which checks; nothing here reads a file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+
+from rules.hosts import HostPattern
+from rules.paths import PathPattern
+
+type Network = IPv4Network | IPv6Network
+type Address = IPv4Address | IPv6Address
+
+
+class SourceKind(StrEnum):
+    """Where a secret's value comes from."""
+
+    KEYRING = "keyring"
+    ENV = "env"
+    FILE = "file"
+
+
+class Foreign(StrEnum):
+    """What happens to credentials that the client itself sent."""
+
+    STRIP = "strip"
+    DENY = "deny"
+    ALLOW = "allow"  # endpoints without a binding only
+
+
+class Mode(StrEnum):
+    """overwrite: inject whatever the client sent. placeholder: only where the client put the run's decoy."""
+
+    OVERWRITE = "overwrite"
+    PLACEHOLDER = "placeholder"
+
+
+class PlaceKind(StrEnum):
+    """Where in the request a secret goes."""
+
+    HEADER = "header"
+    BASIC = "basic"
+
+
+class Unlisted(StrEnum):
+    """Answer of the resolver to a well-formed name that the role does not list."""
+
+    GATEWAY = "gateway"
+    NXDOMAIN = "nxdomain"
+
+
+class Workdir(StrEnum):
+    """How the work tree is seen in the jail."""
+
+    READ = "read"
+    WRITE = "write"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretRule:
+    """A secret's name and source; `ref` is the text behind "keyring:", "env:" or "file:"."""
+
+    name: str
+    kind: SourceKind
+    ref: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllowRule:
+    """`methods` upper case, HEAD added where GET is; `query` None: any names."""
+
+    id: str
+    methods: frozenset[str]
+    paths: tuple[PathPattern, ...]
+    query: frozenset[str] | None = None
+    encoded_slash: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenyRule:
+    """`methods` None: every method. `pack` names the shipped pack that it came from."""
+
+    id: str
+    methods: frozenset[str] | None
+    paths: tuple[PathPattern, ...]
+    pack: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One target. `networks` open closed ranges for it; `pins` are dialled without a look-up."""
+
+    name: str
+    host: HostPattern
+    port: int
+    dial_port: int
+    tls: bool = True
+    alpn: tuple[str, ...] = ("http/1.1",)
+    ca: str = ""  # absolute path of a PEM file of extra trust, "" for none
+    foreign: Foreign = Foreign.STRIP
+    networks: tuple[Network, ...] = ()
+    pins: tuple[Address, ...] = ()
+    allow: tuple[AllowRule, ...] = ()
+    deny: tuple[DenyRule, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placeholder:
+    """A decoy for the jail's environment. `shape` e.g. "ghp_{36}": literal text and {N} random base62 characters."""
+
+    env: str
+    shape: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """A secret bound to rules of one endpoint. `header` lower case; `format` holds "{secret}" once.
+
+    For place "basic" `format` is the text before base64, "USER:{secret}".
+    """
+
+    name: str
+    secret: str
+    endpoint: str
+    rules: frozenset[str]  # AllowRule.id of that endpoint
+    place: PlaceKind
+    header: str = "authorization"
+    format: str = "Bearer {secret}"
+    mode: Mode = Mode.OVERWRITE
+    placeholder: Placeholder | None = None
+    foreign: Foreign = Foreign.STRIP
+    drop_set_cookie: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bytes, counts and CPU seconds of a whole jail (open_files and file_size: of one process)."""
+
+    memory: int = 4 << 30
+    processes: int = 512
+    open_files: int = 4096
+    cpu: int = 3600
+    file_size: int = 8 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """What a run may use. Paths are as written ("~" not expanded)."""
+
+    name: str
+    bindings: tuple[str, ...] = ()
+    endpoints: tuple[str, ...] = ()  # reachable without a secret
+    workdir: Workdir = Workdir.READ
+    tools: tuple[str, ...] = ()
+    read: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    deadline: int | None = None  # wall-clock seconds
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestCase:
+    """One [[test]] of the policy file. `reason` and `rule` are compared where they are not empty."""
+
+    role: str
+    method: str
+    url: str
+    verdict: str  # "allow" | "deny"
+    reason: str = ""
+    rule: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The whole file. `sha256` is the hex digest of its bytes."""
+
+    sha256: str
+    default_role: str = ""
+    unlisted: Unlisted = Unlisted.GATEWAY
+    secrets: Mapping[str, SecretRule] = field(default_factory=dict)
+    endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
+    bindings: Mapping[str, Binding] = field(default_factory=dict)
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    tests: tuple[TestCase, ...] = ()
+
+    def endpoints_of(self, role: str) -> tuple[Endpoint, ...]:
+        """The endpoints that a role reaches, by binding or by name, each once, in the file's order."""
+        mine = self.roles[role]
+        names = set(mine.endpoints) | {self.bindings[b].endpoint for b in mine.bindings}
+        return tuple(e for n, e in self.endpoints.items() if n in names)

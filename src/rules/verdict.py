@@ -1,0 +1,38 @@
+"""A verdict is a value with a reason. It has no truth value: take it apart with match and assert_never."""
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from rules.policy import Binding, Endpoint
+from rules.reasons import Reason
+
+
+class _NoTruth:
+    __slots__ = ()
+
+    def __bool__(self) -> NoReturn:
+        """Refuse: bool(Deny()) would otherwise be True (measured)."""
+        raise TypeError("a verdict has no truth value; use match")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allow(_NoTruth):
+    """The request may go to `endpoint`, with each of `bindings` injected (at most one per place)."""
+
+    rule: str  # "ENDPOINT.ID", the deciding allow rule; "" before a rule was asked (CONNECT)
+    endpoint: Endpoint
+    bindings: tuple[Binding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deny(_NoTruth):
+    """The request is refused. `message` is one short fixed sentence for the jail: no path, trace or kernel text."""
+
+    reason: Reason
+    message: str
+    status: int = 403  # 403, 426, 400, 502 or 504: never 429 or 500, SDKs retry them
+    rule: str = ""  # the deciding deny rule, where there is one
+    hint: str = ""  # what rule would allow it, in words of the policy file
+
+
+type Verdict = Allow | Deny
