@@ -1,4 +1,4 @@
-"""System calls that the standard library lacks, by number. Standard library and ctypes only: runs in launcher and pid 1.
+"""System calls that the standard library lacks, by number. Standard library and ctypes only: for launcher and pid 1.
 
 The one place for numbers: everything from 424 on has the same number on every architecture of Linux
 (asm-generic); the older ones differ and are listed twice.
@@ -63,7 +63,7 @@ _libc.syscall.restype = ctypes.c_long
 _libc.prctl.restype = ctypes.c_int
 
 # ctypes passes a bare int as a 32-bit C int; the kernel reads whole registers.
-type Argument = int | bytes | None | ctypes.Array[ctypes.c_char] | ctypes.Structure
+type Argument = int | bytes | ctypes.Array[ctypes.c_char] | ctypes.Structure | None
 
 
 def number(name: str, machine: str | None = None) -> int:
@@ -80,7 +80,7 @@ def number(name: str, machine: str | None = None) -> int:
 
 
 def syscall(name: str, *args: Argument) -> int:
-    """Call `name`; structures and buffers go by reference. Returns its result, raises OSError with the kernel's errno."""
+    """Call `name`; structures and buffers go by reference. Returns its result, raises OSError with the errno."""
     return call(number(name), *args)
 
 
@@ -94,7 +94,7 @@ def call(nr: int, *args: Argument) -> int:
 
 
 def prctl(option: int, *args: int) -> int:
-    """prctl(2), missing arguments zero (several options answer EINVAL otherwise). Raises OSError."""
+    """Call prctl(2), missing arguments zero (several options answer EINVAL otherwise). Raises OSError."""
     ctypes.set_errno(0)
     padded = (*args, *(0,) * (4 - len(args)))
     result: int = _libc.prctl(ctypes.c_int(option), *(ctypes.c_ulong(a) for a in padded))
