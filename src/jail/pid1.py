@@ -1,0 +1,276 @@
+"""pid 1 of a jail: builds the root, confines itself, forks the workload, reaps, forwards, ends everything.
+
+Exec'd inside the run's user namespace (so the daemon, whose uid owns that namespace, can read it in /proc), then not
+dumpable: otherwise the workload reads environment and heap of pid 1 (measured). It holds three sockets, and after the
+workload has started two: the daemon's channel and the launcher's. The end of either ends the jail.
+
+Started as `python -I -S pid1.py PLAN DAEMON WORKLOAD LAUNCHER TTYS`: descriptors, and which of 0, 1, 2 were the user's
+terminal (a digit each, "-" for none). Standard library only. Everything is imported before the host's tree is gone.
+"""
+
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+
+if __name__ == "__main__":  # -S and -I: nothing but the standard library is on the path
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
+
+import contextlib
+
+from jail import bpf, caps, fdpass, keyring_kernel, landlock, mounts, terminal, workload
+from jail.errors import JailError
+from jail.syscalls import prctl
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
+GRACE = 3.0  # seconds between TERM and KILL
+LINGER = 0.5  # the same, for what the command left behind when it ended by itself
+SAMPLE = 0.25  # seconds between two looks at the jail's memory
+
+
+def main(arguments: list[str]) -> int:
+    """Build, confine, fork, supervise. The outermost frame of pid 1: whatever goes wrong ends in death of the jail."""
+    plan_fd, daemon_fd, workload_fd, launcher_fd = (int(text) for text in arguments[:4])
+    ttys = [int(digit) for digit in arguments[4] if digit != "-"]
+    daemon = socket.socket(fileno=daemon_fd)
+    launcher = socket.socket(fileno=launcher_fd)
+    try:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        plan = _read_plan(plan_fd)
+        slave = prepare(plan, launcher, ttys)
+        child = _fork_workload(plan, socket.socket(fileno=workload_fd), slave, ttys, (daemon_fd, launcher_fd))
+    except JailError as error:
+        _tell(daemon, {"ev": "failed", "code": error.code, "detail": error.detail, "hint": error.hint})
+        return 1
+    except Exception as error:  # noqa: BLE001 - outermost frame of this process: it reports and the jail dies
+        _tell(daemon, {"ev": "failed", "code": "internal", "detail": f"pid 1: {type(error).__name__}: {error}"})
+        return 1
+    _tell(daemon, {"ev": "pid1", "child": child})
+    return Supervisor(plan, daemon, launcher, child).run()
+
+
+def _read_plan(descriptor: int) -> dict:
+    with os.fdopen(descriptor, "rb") as file:
+        file.seek(0)
+        return json.loads(file.read())
+
+
+def prepare(plan: dict, launcher: socket.socket, ttys: list[int]) -> int:
+    """Everything up to the fork, in the order of docs/jail.md. Returns the pty's slave, -1 without a terminal."""
+    close_others()
+    socket.sethostname(plan["hostname"])
+    forbid_user_namespaces()
+    mounts.build_root(plan["mounts"])
+    bring_limits(plan["limits"])
+    slave = terminal.open_pty(launcher) if ttys else -1
+    confine(plan)
+    return slave
+
+
+def close_others() -> None:
+    """Nothing inherited beyond 0, 1, 2 and the descriptors named on the command line (they stay below 64)."""
+    keep = {0, 1, 2, *(int(text) for text in sys.argv[1:5])}
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - pathlib costs 14 ms here
+        if int(name) not in keep:
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself is gone by now
+                os.close(int(name))
+
+
+def forbid_user_namespaces() -> None:
+    """A second layer under seccomp: no nested user namespace even where the filter had a hole.
+
+    The sysctl is per user namespace and found by the opener's own; written before /proc/sys becomes read-only.
+    """
+    descriptor = os.open("/proc/sys/user/max_user_namespaces", os.O_WRONLY | os.O_CLOEXEC)
+    os.write(descriptor, b"0")
+    os.close(descriptor)
+
+
+def bring_limits(limits: dict) -> None:
+    """Per-process limits, inherited by the workload. RLIMIT_AS is left alone: it kills every JIT (measured)."""
+    for kind, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NPROC, limits["processes"]),
+        (resource.RLIMIT_NOFILE, limits["open_files"]),
+        (resource.RLIMIT_FSIZE, limits["file_size"]),
+        (resource.RLIMIT_DATA, limits["memory"]),
+        (resource.RLIMIT_CPU, limits["cpu"]),
+    ):
+        _, hard = resource.getrlimit(kind)
+        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (bound, bound))
+
+
+def confine(plan: dict) -> None:
+    """Keyring, capabilities, no_new_privs, Landlock, seccomp: what the workload inherits by the fork."""
+    keyring_kernel.join_anonymous_session()
+    caps.drop_all()
+    bpf.no_new_privs()
+    landlock.restrict(plan["landlock"])
+    prctl(PR_SET_DUMPABLE, 0)
+    bpf.load(bytes.fromhex(plan["seccomp"]))
+
+
+def _fork_workload(plan: dict, channel: socket.socket, slave: int, ttys: list[int], mine: tuple[int, int]) -> int:
+    child = os.fork()
+    if child == 0:
+        for descriptor in mine:
+            os.close(descriptor)
+        workload.run(plan, channel, slave, ttys)  # never returns
+    channel.close()
+    if slave >= 0:
+        os.close(slave)
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor, inheritable=False)
+    os.close(null)
+    return child
+
+
+def _tell(peer: socket.socket, body: dict) -> None:
+    # A peer that is gone is noticed by the poll, which ends the jail; a message to it has no reader.
+    with contextlib.suppress(OSError):
+        fdpass.send(peer, body)
+
+
+class Supervisor:
+    """The loop of pid 1: waits for the workload, the launcher, the daemon and the clock."""
+
+    def __init__(self, plan: dict, daemon: socket.socket, launcher: socket.socket, child: int) -> None:
+        self.daemon, self.launcher, self.child = daemon, launcher, child
+        self.memory = plan["limits"]["memory"]
+        deadline = plan["limits"]["deadline"]
+        self.deadline = time.monotonic() + deadline if deadline is not None else None
+        self.status: int | None = None  # wait status of the workload
+        self.reason = ""
+        self.kill_at: float | None = None
+        self.wake, wake_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+
+    def run(self) -> int:
+        """Supervise to the end; returns when no other process of this pid namespace is left, or after the last KILL."""
+        poll = select.poll()
+        for source in (self.daemon, self.launcher, self.wake):
+            poll.register(source, select.POLLIN)
+        while not self._all_gone():
+            for descriptor, _ in poll.poll(int(SAMPLE * 1000)):
+                self._handle(descriptor)
+            self._watch()
+        self._report()
+        return 0
+
+    def _handle(self, descriptor: int) -> None:
+        if descriptor == self.wake:
+            os.read(self.wake, 4096)
+            return
+        peer = self.daemon if descriptor == self.daemon.fileno() else self.launcher
+        try:
+            message = fdpass.recv(peer)
+        except (OSError, JailError):
+            message = None
+        if message is None:
+            self._end("gateway" if peer is self.daemon else "killed", grace=0)
+            return
+        message.close()
+        self._obey(message.body)
+
+    def _obey(self, body: dict) -> None:
+        match body.get("op"):
+            case "signal":
+                with contextlib.suppress(ProcessLookupError):  # it ended in this moment
+                    os.killpg(self.child, int(body["number"]))
+            case "continue":
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.child, signal.SIGCONT)
+            case "end":
+                self._end(str(body["reason"]), grace=GRACE)
+            case other:
+                self._end("killed", grace=0)
+                _tell(self.daemon, {"ev": "failed", "code": "internal", "detail": f"pid 1: unknown op {other!r}"})
+
+    def _end(self, reason: str, *, grace: float) -> None:
+        """Begin the end once: TERM and CONT to all, KILL after `grace` seconds."""
+        self.reason = self.reason or reason
+        due = time.monotonic() + grace
+        if self.kill_at is None and grace > 0:
+            self._everyone(signal.SIGTERM)
+            self._everyone(signal.SIGCONT)
+        self.kill_at = due if self.kill_at is None else min(self.kill_at, due)
+
+    def _everyone(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # nobody left but pid 1 itself
+            os.kill(-1, number)
+
+    def _watch(self) -> None:
+        now = time.monotonic()
+        if self.deadline is not None and now >= self.deadline:
+            self._end("timeout", grace=GRACE)
+        if self.kill_at is None and memory_used() > self.memory:
+            self._end("oom", grace=0)
+        if self.kill_at is not None and now >= self.kill_at:
+            self._everyone(signal.SIGKILL)
+
+    def _all_gone(self) -> bool:
+        """Reap whatever ended; True when nothing is left to wait for."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            except ChildProcessError:
+                return True
+            if pid == 0:
+                return False
+            if pid == self.child:
+                self._workload_changed(status)
+
+    def _workload_changed(self, status: int) -> None:
+        if os.WIFSTOPPED(status):
+            _tell(self.launcher, {"ev": "stopped"})
+        elif os.WIFCONTINUED(status):
+            _tell(self.launcher, {"ev": "continued"})
+        else:
+            self.status = status
+            self._end("signaled" if os.WIFSIGNALED(status) else "exited", grace=LINGER)
+
+    def _report(self) -> None:
+        code = 128 + signal.SIGKILL
+        if self.status is not None:
+            code = os.waitstatus_to_exitcode(self.status)
+            code = 128 - code if code < 0 else code
+        body = {"ev": "exit", "status": code, "reason": self.reason or "killed"}
+        _tell(self.daemon, body)
+        _tell(self.launcher, body)
+
+
+def memory_used() -> int:
+    """Bytes that the jail's processes hold: anonymous and shared-memory pages of each, summed.
+
+    A sum: pages that several processes share count once for each, so this errs towards killing. Memory files that
+    nobody has mapped are not in it (the host needs a cgroup for those).
+    """
+    total = 0
+    for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib costs 14 ms here
+        if name.isdigit():
+            total += _resident(name)
+    return total
+
+
+def _resident(pid: str) -> int:
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:  # noqa: PTH123
+            text = file.read()
+    except (FileNotFoundError, ProcessLookupError):  # it ended between the listing and the look
+        return 0
+    found = 0
+    for line in text.splitlines():
+        if line.startswith((b"RssAnon:", b"RssShmem:")):
+            found += int(line.split()[1]) << 10
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,191 @@
+"""What a jail will be, as one JSON document: computed here (pure), applied by pid 1, read back by the daemon.
+
+Paths are str with surrogateescape, so that a work tree whose name is not UTF-8 survives the JSON round trip.
+Every `from` is a real path (no symlink in it): pid 1 opens it with RESOLVE_NO_SYMLINKS and fails otherwise.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+MIB = 1 << 20
+
+# Of /etc a list, not the whole: pip.conf, environment and the like hold passwords on real machines.
+ETC_ALLOWED = (
+    "alternatives bash.bashrc ca-certificates debian_version fonts gai.conf groff host.conf inputrc java-11-openjdk "
+    "java-17-openjdk java-21-openjdk ld.so.cache ld.so.conf ld.so.conf.d locale.alias localtime lsb-release magic "
+    "magic.mime manpath.config mime.types netconfig os-release perl protocols python3 python3.11 python3.12 "
+    "python3.13 rpc services shells terminfo timezone vim"
+).split()
+
+# /proc files that show the host, or kernel memory: covered by /dev/null. Directories are made read-only.
+PROC_MASKED = ("kcore", "keys", "key-users", "kmsg", "sched_debug", "timer_list", "sysrq-trigger", "kallsyms", "kpagecount")
+PROC_MASKED_MORE = ("kpageflags", "kpagecgroup", "vmallocinfo", "mtrr")
+PROC_READ_ONLY = ("sys", "bus", "fs", "irq", "acpi", "scsi", "driver", "asound", "tty")
+
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """A host path bound at the same path, read-only unless `write`."""
+
+    path: str
+    write: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemEntry:
+    """A top-level system path as the host has it: a real directory (link ""), or a symlink to `link`."""
+
+    path: str
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JailSpec:
+    """All that a plan is computed from; sizes in bytes, times in seconds."""
+
+    run: str
+    uid: int
+    gid: int
+    user: str
+    home: str
+    workdir: str
+    workdir_write: bool
+    cwd: str
+    argv: tuple[str, ...]
+    exe: str  # path inside the jail that is exec'd
+    env: tuple[tuple[str, str], ...]
+    system: tuple[SystemEntry, ...]
+    etc: tuple[str, ...]  # names of ETC_ALLOWED that exist on this host
+    trees: tuple[Tree, ...] = ()  # install trees, tools, read: read-only
+    links: tuple[tuple[str, str], ...] = ()  # (path inside, target)
+    trust: tuple[tuple[str, str], ...] = ()  # (host path, path inside): bundles and trust stores, read-only
+    gateway: str = "10.213.0.1"
+    jail_ip: str = "10.213.0.2"
+    proxy_port: int = 3128
+    memory: int = 4096 * MIB
+    processes: int = 512
+    open_files: int = 4096
+    cpu: int = 3600
+    file_size: int = 8192 * MIB
+    deadline: int | None = None
+    landlock: dict[str, Any] = field(default_factory=dict)  # of jail.landlock.plan_for
+    seccomp: str = ""  # the filter's bytes, hex
+    check: dict[str, str] = field(default_factory=dict)  # of the look from inside: denied name, bundle, its sha256
+
+
+def under(path: str, tree: str) -> bool:
+    """True where `path` is `tree` or lies below it (by components, not by text)."""
+    return PurePosixPath(path).is_relative_to(PurePosixPath(tree))
+
+
+def build_plan(spec: JailSpec) -> dict[str, Any]:
+    """The whole plan: mounts in order, identity, limits, Landlock rules, what to exec. JSON-able."""
+    return {
+        "run": spec.run,
+        "uid": spec.uid,
+        "gid": spec.gid,
+        "hostname": "credgate",
+        "mounts": mounts(spec),
+        "limits": {
+            "memory": spec.memory,
+            "processes": spec.processes,
+            "open_files": spec.open_files,
+            "cpu": spec.cpu,
+            "file_size": spec.file_size,
+            "deadline": spec.deadline,
+        },
+        "landlock": dict(spec.landlock),
+        "seccomp": spec.seccomp,
+        "network": {"gateway": spec.gateway, "jail": spec.jail_ip, "proxy_port": spec.proxy_port},
+        "check": dict(spec.check),
+        "exec": {"exe": spec.exe, "argv": list(spec.argv), "env": [list(pair) for pair in spec.env], "cwd": spec.cwd},
+    }
+
+
+def private_trees(home: str) -> list[str]:
+    """Trees that are the jail's own and die with it: its tmpfs mounts."""
+    return ["/tmp", "/var/tmp", "/run", "/dev/shm", "/dev/pts", home]  # noqa: S108 - inside the jail
+
+
+def mounts(spec: JailSpec) -> list[dict[str, Any]]:
+    """Operations in order. Parents come before what lies below them, so that no mount hides an earlier one."""
+    layers = [_tmpfs("/tmp", 1024, 0o1777), _tmpfs("/var/tmp", 256, 0o1777), _tmpfs("/run", 64, 0o755)]  # noqa: S108
+    layers.append(_tmpfs(spec.home, 1024, 0o700))
+    binds = [{"op": "bind", "from": t.path, "at": t.path, "write": t.write} for t in _outermost(spec)]
+    binds.append({"op": "bind", "from": spec.workdir, "at": spec.workdir, "write": spec.workdir_write})
+    ordered = sorted(layers + binds, key=lambda op: len(PurePosixPath(op["at"]).parts))
+    return [*_system(spec), *_etc(spec), *_dev(), *_proc(), *ordered, *_links(spec), *_trust(spec)]
+
+
+def _tmpfs(at: str, mebibytes: int, mode: int) -> dict[str, Any]:
+    return {"op": "tmpfs", "at": at, "size": mebibytes * MIB, "inodes": mebibytes * 64, "mode": mode}
+
+
+def _system(spec: JailSpec) -> list[dict[str, Any]]:
+    return [
+        {"op": "link", "at": entry.path, "to": entry.link}
+        if entry.link
+        else {"op": "bind", "from": entry.path, "at": entry.path, "write": False}
+        for entry in spec.system
+    ]
+
+
+def _outermost(spec: JailSpec) -> list[Tree]:
+    """Drop trees that something already shows: a system path, the work tree, or a tree further out."""
+    system = [entry.path for entry in spec.system if not entry.link]
+    kept: list[Tree] = []
+    for tree in sorted(set(spec.trees), key=lambda t: len(PurePosixPath(t.path).parts)):
+        if not any(under(tree.path, other) for other in [*system, spec.workdir, *(k.path for k in kept)]):
+            kept.append(tree)
+    return kept
+
+
+def _etc(spec: JailSpec) -> list[dict[str, Any]]:
+    binds = [{"op": "bind", "from": f"/etc/{name}", "at": f"/etc/{name}", "write": False} for name in spec.etc]
+    return [*binds, *({"op": "file", "at": at, "text": text} for at, text in _etc_files(spec).items())]
+
+
+def _etc_files(spec: JailSpec) -> dict[str, str]:
+    # The host name has no dot: glibc would otherwise query it with the domain part appended (dns.md).
+    # No search list: a suffix would turn a denied name into others.
+    return {
+        "/etc/resolv.conf": f"nameserver {spec.gateway}\noptions ndots:1 timeout:1 attempts:2\n",
+        "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\nnetworks: files\nprotocols: files\n"
+        "services: files\nethers: files\nrpc: files\n",
+        "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
+        "/etc/hostname": "credgate\n",
+        "/etc/machine-id": "0" * 31 + "1\n",
+        "/etc/passwd": f"root:x:0:0:root:/root:/usr/sbin/nologin\n{spec.user}:x:{spec.uid}:{spec.gid}:"
+        f"{spec.user}:{spec.home}:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+        "/etc/group": f"root:x:0:\n{spec.user}:x:{spec.gid}:\nnogroup:x:65534:\n",
+    }
+
+
+def _dev() -> list[dict[str, Any]]:
+    return [
+        {"op": "tmpfs", "at": "/dev", "size": MIB, "inodes": 512, "mode": 0o755},
+        *({"op": "device", "from": f"/dev/{name}", "at": f"/dev/{name}"} for name in DEVICES),
+        {"op": "devpts", "at": "/dev/pts"},
+        _tmpfs("/dev/shm", 512, 0o1777),  # noqa: S108 - inside the jail
+        {"op": "link", "at": "/dev/ptmx", "to": "pts/ptmx"},
+        {"op": "link", "at": "/dev/fd", "to": "/proc/self/fd"},
+        {"op": "link", "at": "/dev/stdin", "to": "/proc/self/fd/0"},
+        {"op": "link", "at": "/dev/stdout", "to": "/proc/self/fd/1"},
+        {"op": "link", "at": "/dev/stderr", "to": "/proc/self/fd/2"},
+    ]
+
+
+def _proc() -> list[dict[str, Any]]:
+    masked = [{"op": "mask", "at": f"/proc/{name}"} for name in PROC_MASKED + PROC_MASKED_MORE]
+    return [{"op": "proc", "at": "/proc"}, *masked, *({"op": "readonly", "at": f"/proc/{n}"} for n in PROC_READ_ONLY)]
+
+
+def _links(spec: JailSpec) -> list[dict[str, Any]]:
+    return [{"op": "link", "at": at, "to": to} for at, to in spec.links]
+
+
+def _trust(spec: JailSpec) -> list[dict[str, Any]]:
+    return [{"op": "bind", "from": host, "at": inside, "write": False} for host, inside in spec.trust]

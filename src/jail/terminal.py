@@ -1,0 +1,35 @@
+"""The jail's own pseudo terminal: made in the jail's devpts by pid 1, its master handed to the launcher.
+
+A child that calls setsid and keeps the *user's* terminal would read what is typed at the host shell (measured), so the
+workload never gets that one. Standard library only.
+"""
+
+import fcntl
+import os
+import socket
+import struct
+import termios
+
+from jail import fdpass
+
+TIOCSPTLCK, TIOCGPTN = 0x40045431, 0x80045430  # asm-generic/ioctls.h; the termios module lacks them
+
+
+def open_pty(launcher: socket.socket) -> int:
+    """Make the pair, send the master to the launcher, return the slave's descriptor."""
+    master = os.open("/dev/pts/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    fcntl.ioctl(master, TIOCSPTLCK, struct.pack("i", 0))
+    number = struct.unpack("i", fcntl.ioctl(master, TIOCGPTN, struct.pack("i", 0)))[0]
+    slave = os.open(f"/dev/pts/{number}", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    fdpass.send(launcher, {"ev": "pty"}, [master])
+    os.close(master)
+    return slave
+
+
+def take(slave: int, ttys: list[int]) -> None:
+    """Make `slave` the controlling terminal of this session and the descriptors `ttys` (of 0, 1, 2)."""
+    fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+    os.tcsetpgrp(slave, os.getpgrp())
+    for number in ttys:
+        os.dup2(slave, number, inheritable=True)
+    os.close(slave)

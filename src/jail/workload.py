@@ -1,0 +1,125 @@
+"""The workload before its exec: a fork of pid 1, confined already, that waits for the daemon's word.
+
+Nothing of the work tree (PATH, cwd, files) is executed before the exec. Standard library only.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import sys
+
+from jail import fdpass, terminal
+from jail.errors import JailError
+
+TIMEOUT = 10.0  # seconds for each step of the look from inside
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+
+
+def run(plan: dict, channel: socket.socket, slave: int, ttys: list[int]) -> None:
+    """Take the terminal, say "armed", wait for "go", look around, exec. Never returns."""
+    status = 125
+    try:
+        os.setsid()
+        if slave >= 0:
+            terminal.take(slave, ttys)
+        fdpass.send(channel, {"ev": "armed"})
+        wait_for_go(channel)
+        look_around(plan)
+        status = execute(plan, channel)
+    except JailError as error:
+        _tell(channel, {"ev": "failed", "code": error.code, "detail": error.detail, "hint": error.hint})
+    except Exception as error:  # noqa: BLE001 - outermost frame of this process: it reports and dies
+        _tell(channel, {"ev": "failed", "code": "internal", "detail": f"workload: {type(error).__name__}: {error}"})
+    finally:
+        os._exit(status)
+
+
+def _tell(channel: socket.socket, body: dict) -> None:
+    with contextlib.suppress(OSError):  # the daemon is gone: pid 1 sees that too and ends the jail
+        fdpass.send(channel, body)
+
+
+def wait_for_go(channel: socket.socket) -> None:
+    """Block until the daemon has compared its own read-back with the plan."""
+    message = fdpass.recv(channel)
+    if message is None or message.body.get("op") != "go":
+        raise JailError("no_go", "the daemon did not say go")
+
+
+def look_around(plan: dict) -> None:
+    """From inside: resolver, proxy and bundle answer as they must, and a denied name is refused.
+
+    That the bundle's bytes validate the gateway's certificates was checked by the daemon; here: that they are these.
+    """
+    check, network = plan["check"], plan["network"]
+    _ask_resolver(network["gateway"], check["denied_name"])
+    _ask_proxy(network["gateway"], network["proxy_port"], check["denied_name"])
+    _same_bundle(check["bundle"], check["bundle_sha256"])
+
+
+def _ask_resolver(gateway: str, name: str) -> None:
+    labels = b"".join(bytes([len(part)]) + part for part in name.encode().split(b".")) + b"\0"
+    query = struct.pack(">HHHHHH", 0x4347, 0x0100, 1, 0, 0, 0) + labels + struct.pack(">HH", 1, 1)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(TIMEOUT)
+        try:
+            sock.connect((gateway, 53))
+            sock.send(query)
+            reply = sock.recv(512)
+        except OSError as error:
+            raise JailError("check_resolver", f"resolver at {gateway}: {error}") from None
+    if len(reply) < 12 or reply[:2] != query[:2] or reply[3] & 0x0F != 3:
+        raise JailError("check_resolver", f"got {reply[:12].hex()}, expected NXDOMAIN for {name}")
+
+
+def _ask_proxy(gateway: str, port: int, name: str) -> None:
+    request = f"GET http://{name}/ HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n".encode()
+    reply = b""
+    try:
+        with socket.create_connection((gateway, port), TIMEOUT) as sock:
+            sock.sendall(request)
+            while b"\r\n\r\n" not in reply and len(reply) < 8192:
+                chunk = sock.recv(4096)
+                if not chunk:
+                    break
+                reply += chunk
+    except OSError as error:
+        raise JailError("check_proxy", f"proxy at {gateway}:{port}: {error}") from None
+    if not reply.startswith(b"HTTP/1.1 403") or b"credgate-verdict: deny" not in reply.lower():
+        raise JailError("check_proxy", f"got {reply[:40]!r}, expected a refusal (403) of {name}")
+
+
+def _same_bundle(path: str, expected: str) -> None:
+    from _sha2 import sha256  # noqa: PLC0415 - a built-in module; hashlib would cost 3 ms
+
+    with open(path, "rb") as file:  # noqa: PTH123
+        found = sha256(file.read()).hexdigest()
+    if found != expected:
+        raise JailError("check_bundle", f"{path}: got sha256 {found}, expected {expected}")
+
+
+def execute(plan: dict, channel: socket.socket) -> int:
+    """Restore signals, leave the channel (close-on-exec) and become the command; returns an exit status on failure."""
+    what = plan["exec"]
+    for number in signal.valid_signals():
+        with contextlib.suppress(OSError, ValueError):  # KILL, STOP and the C library's own two
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    environment = {os.fsencode(name): os.fsencode(value) for name, value in what["env"]}
+    try:
+        os.chdir(os.fsencode(what["cwd"]))
+        fdpass.send(channel, {"ev": "exec"})
+        sys.stdout.flush()
+        os.execve(os.fsencode(what["exe"]), [os.fsencode(text) for text in what["argv"]], environment)
+    except FileNotFoundError as error:
+        return _cannot(channel, what["exe"], error, NOT_FOUND)
+    except OSError as error:
+        return _cannot(channel, what["exe"], error, NOT_EXECUTABLE)
+
+
+def _cannot(channel: socket.socket, exe: str, error: OSError, status: int) -> int:
+    detail = f"{exe}: {error.strerror}"
+    _tell(channel, {"ev": "failed", "code": "exec_failed", "detail": detail, "status": status})
+    return status
