@@ -1,0 +1,30 @@
+"""The one error base of this package, and the one place that prints it."""
+
+import sys
+from typing import TextIO
+
+from credgate.text import escape
+
+
+class CredgateError(Exception):
+    """Something a person can mend. `code` is stable, `detail` says got/expected, `hint` says what to do.
+
+    None of the three ever holds a secret, and none goes into the jail.
+    """
+
+    def __init__(self, code: str, detail: str, hint: str = "", exit_status: int = 1) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail
+        self.hint = hint
+        self.exit_status = exit_status
+
+
+def print_error(error: CredgateError, stream: TextIO | None = None) -> int:
+    """Write `error: ...` and `hint: ...`, control characters escaped; return the exit status."""
+    out = sys.stderr if stream is None else stream
+    out.write(f"error: {escape(error.detail)}\n")
+    if error.hint:
+        out.write(f"hint: {escape(error.hint)}\n")
+    out.flush()
+    return error.exit_status

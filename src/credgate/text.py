@@ -1,0 +1,21 @@
+"""Text that others wrote, made harmless for a terminal and for a log."""
+
+import unicodedata
+
+# Cc: C0, C1, DEL. Cf: bidi overrides, zero-width, soft hyphen. Cs: lone surrogates, which UTF-8 can't hold.
+# Zl and Zp end a line for some readers. Co and Cn: glyphs that nobody can compare.
+_UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp", "Co", "Cn"})
+
+
+def _escaped(char: str) -> str:
+    code = ord(char)
+    if code <= 0xFF:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+def escape(text: str) -> str:
+    """Replace what a terminal could act on, or what can't be seen, by its \\x, \\u or \\U form."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escaped(c) if unicodedata.category(c) in _UNSAFE else c for c in text)
