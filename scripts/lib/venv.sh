@@ -3,7 +3,7 @@
 
 STAMP=.venv/.credgate-setup
 
-# Asked of the interpreter in .venv: is Credgate there, from this checkout, and what the host lacks.
+# Asked of the interpreter in .venv: is Credgate there, and from this checkout.
 probe() {
     .venv/bin/python -I -c '
 import importlib.util, sys
@@ -51,7 +51,7 @@ prepare_venv_place() {
 }
 
 install_locked() {
-    local pip=(.venv/bin/python -I -m pip --disable-pip-version-check --no-input install --quiet)
+    local pip=(.venv/bin/python -I -m pip --disable-pip-version-check --no-input install -qq) # -q still warns of every extra index that lacks a package
     "${pip[@]}" --only-binary :all: --require-hashes -r requirements-dev.lock &&
         "${pip[@]}" --no-index --no-deps --no-build-isolation --editable .
 }
@@ -66,6 +66,6 @@ make_venv() {
     install_locked || fail 1 "pip could not install what requirements-dev.lock names" \
         "its own message is above; the package index that pip is configured for must be reachable"
     # A later set-up by the checkout's owner has to be able to write this again.
-    if is_root; then chown -R --reference=. src/credgate.egg-info; fi
+    if is_root && [ -e src/credgate.egg-info ]; then chown -R --reference=. src/credgate.egg-info; fi
     fingerprint >"$STAMP"
 }
