@@ -1,0 +1,144 @@
+"""Paths: one normal form, and patterns over segments.
+
+What is judged is what is sent: a path is never rewritten. It is taken as it is, or refused with the reason why two
+servers could read it differently. Not accepted: empty and dot segments, a backslash, a semicolon (path parameters), a
+fragment, escapes of characters that need none (RFC 3986 2.3: equal to the bare character, so a second spelling),
+escapes of control bytes, of backslash and semicolon, of invalid UTF-8 (overlong forms), a doubly escaped character
+("%25" before two hex digits), and text that NFKC folds into a separator or a dot segment. "%2f" is accepted here and
+marked; only a rule with encoded_slash lets it pass. The case of hex digits does not matter: npm sends %2f, others %2F.
+"""
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from urllib.parse import unquote, unquote_to_bytes
+
+from rules.problems import PathError
+
+__all__ = ["Ambiguity", "Path", "PathError", "PathPattern", "normal_form"]
+
+# pchar of RFC 3986 without ";", and four characters that browsers and Node send bare
+_PLAIN = re.compile(rb"(?:[A-Za-z0-9\-._~!$&'()*+,=:@/\[\]|^]|%[0-9A-Fa-f]{2})*")
+_ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
+_UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
+_FORBIDDEN_ESCAPES = frozenset(range(0x20)) | {0x7F} | frozenset(rb"\;")
+_DOUBLE = re.compile(r"%25[0-9A-Fa-f]{2}")
+_DOTS = frozenset({".", ".."})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """A path in normal form, byte for byte as it came."""
+
+    text: str
+    encoded_slash: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ambiguity:
+    """Why a path was not taken."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathPattern:
+    """`segments` of the pattern, escapes in upper case: "*" is one segment that is not empty, "**" any number.
+
+    "/a/**" covers "/a", "/a/" and all below; "/**" covers every path.
+    """
+
+    text: str
+    segments: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "PathPattern":
+        """Read a path of the policy file. Raises PathError, with the right spelling as its hint."""
+        if not text.startswith("/"):
+            raise PathError(f"path {text!r} does not start with a slash", f'write "/{text}"')
+        if "?" in text:
+            raise PathError(f"path {text!r} holds a query", "put the names of query parameters into query = { allow }")
+        normal = normal_form(text.encode("utf-8", "surrogatepass"))
+        if isinstance(normal, Ambiguity):
+            raise PathError(f"path {text!r}: {normal.why}", "write each character bare, or escaped once if it must be")
+        segments = tuple(_fold(text).split("/")[1:])
+        if any("*" in segment and segment not in ("*", "**") for segment in segments):
+            raise PathError(f"path {text!r} has a wildcard inside a segment", 'use "*" for a whole segment')
+        return cls(text=text, segments=segments)
+
+    def matches(self, path: str) -> bool:
+        """Whether a path in normal form is covered."""
+        return _match(self.segments, _fold(path).split("/")[1:])
+
+    def could_mean(self, path: str) -> bool:
+        """Whether some server could read the path as one that is covered: for deny rules.
+
+        Read with escapes decoded, cut at a decoded "?", "#" or ";", without regard to case or a last slash.
+        """
+        folded = tuple(unquote(segment).lower() for segment in self.segments)
+        return any(_match(folded, reading.split("/")[1:]) for reading in _readings(path))
+
+
+def normal_form(raw: bytes) -> Path | Ambiguity:
+    """Take a path (without query) as it came over the wire, or say why not."""
+    if not raw.startswith(b"/"):
+        return Ambiguity(why="a path starts with a slash")
+    if not _PLAIN.fullmatch(raw):
+        return Ambiguity(why="a character or an escape that does not belong into a path")
+    text = raw.decode("ascii")
+    why = _why_not(text)
+    return Ambiguity(why=why) if why else Path(text=text, encoded_slash="%2f" in text.lower())
+
+
+def _why_not(text: str) -> str:
+    escaped = {int(escape[1:], 16) for escape in _ESCAPE.findall(text)}
+    if escaped & _UNRESERVED:
+        return "an escape of a character that needs none"
+    if escaped & _FORBIDDEN_ESCAPES:
+        return "an escape of a control character, a backslash or a semicolon"
+    if _DOUBLE.search(text):
+        return "a character escaped twice"
+    try:
+        decoded = unquote_to_bytes(text).decode("utf-8")
+    except UnicodeDecodeError:
+        return "escapes that are not utf-8"
+    if _bad_segments(decoded):
+        return "an empty segment or a dot segment"
+    return _why_not_folded(decoded)
+
+
+def _why_not_folded(decoded: str) -> str:
+    if decoded.isascii():
+        return ""
+    folded = unicodedata.normalize("NFKC", decoded)
+    grown = any(folded.count(mark) > decoded.count(mark) for mark in "/\\%")
+    return "a character that folds into a separator" if grown or _bad_segments(folded) else ""
+
+
+def _bad_segments(text: str) -> bool:
+    segments = text.split("/")[1:]
+    return "" in segments[:-1] or not _DOTS.isdisjoint(segments)
+
+
+def _fold(path: str) -> str:
+    return _ESCAPE.sub(lambda escape: escape[0].upper(), path)
+
+
+def _readings(path: str) -> set[str]:
+    decoded = unquote(path).lower()
+    cut = re.split(r"[?#;]", decoded, maxsplit=1)[0]
+    readings = {path.lower(), decoded, cut}
+    return readings | {reading.rstrip("/") or "/" for reading in readings}
+
+
+def _match(pattern: tuple[str, ...], path: list[str]) -> bool:
+    """Set of positions instead of recursion: a pattern of many "**" stays linear in pattern times path."""
+    at = {0}
+    for part in pattern:
+        if part == "**":
+            at = set(range(min(at), len(path) + 1))
+        else:
+            at = {i + 1 for i in at if i < len(path) and (part == path[i] or (part == "*" and path[i] != ""))}
+        if not at:
+            return False
+    return len(path) in at
