@@ -94,7 +94,7 @@ def call(nr: int, *args: Argument) -> int:
 
 
 def prctl(option: int, *args: int) -> int:
-    """Call prctl(2), missing arguments zero (several options answer EINVAL otherwise). Raises OSError."""
+    """Call prctl with missing arguments as zero (several options answer EINVAL otherwise). Raises OSError."""
     ctypes.set_errno(0)
     padded = (*args, *(0,) * (4 - len(args)))
     result: int = _libc.prctl(ctypes.c_int(option), *(ctypes.c_ulong(a) for a in padded))
