@@ -1,0 +1,108 @@
+"""Bytes of a policy file into a Policy: every fault at once, each with its place and the right spelling.
+
+Order: TOML, keys and values table by table, then what the tables say about each other (load_refs).
+"""
+
+import hashlib
+import posixpath
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rules.load_bindings import BINDING_KEYS, BINDING_LATER, SECRET_KEYS, load_bindings, load_secrets
+from rules.load_endpoints import KEYS as ENDPOINT_KEYS
+from rules.load_endpoints import LATER as ENDPOINT_LATER
+from rules.load_endpoints import Context, load_endpoints
+from rules.load_refs import Draft, check_refs
+from rules.load_roles import ROLE_KEYS, ROLE_LATER, TEST_KEYS, load_roles, load_tests
+from rules.policy import Policy, Unlisted
+from rules.problems import PolicyError, Problem
+from rules.tables import Report, Table
+
+VERSION = 1
+MAX_BYTES = 1 << 20
+ROOT_KEYS = ("version", "default_role", "dns", "secret", "endpoint", "binding", "role", "test")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sections:
+    secrets: dict[str, Table]
+    endpoints: dict[str, Table]
+    bindings: dict[str, Table]
+    roles: dict[str, Table]
+    tests: list[Table]
+
+
+def load_policy(data: bytes, *, packs: Mapping[str, str], base_dir: str) -> Policy:
+    """Return the policy in `data`.
+
+    `packs` maps a pack's name to its text; `base_dir` is the absolute directory that a relative `ca` starts from.
+    Raises PolicyError with all faults, ValueError where `base_dir` isn't absolute.
+    """
+    if not posixpath.isabs(base_dir):
+        raise ValueError(f"base_dir must be absolute, got {base_dir!r}")
+    report = Report()
+    root = Table(_toml(data), "", report, known=frozenset(ROOT_KEYS), later=frozenset())
+    _version(root)
+    sections = _sections(root)
+    default_role = root.text("default_role")
+    draft = Draft(
+        secrets=load_secrets(sections.secrets),
+        endpoints=load_endpoints(sections.endpoints, Context(packs=packs, base_dir=base_dir)),
+        bindings=load_bindings(sections.bindings),
+        roles=load_roles(sections.roles),
+        tests=load_tests(sections.tests, default_role),
+    )
+    check_refs(root, default_role, draft, frozenset(sections.endpoints))
+    unlisted = root.table("dns", known=("unlisted",)).choice("unlisted", Unlisted, Unlisted.GATEWAY)
+    if report.problems:
+        raise PolicyError(tuple(report.problems))
+    return Policy(
+        sha256=hashlib.sha256(data).hexdigest(),
+        default_role=default_role,
+        unlisted=unlisted,
+        secrets=draft.secrets,
+        endpoints=draft.endpoints,
+        bindings=draft.bindings,
+        roles=draft.roles,
+        tests=draft.tests,
+    )
+
+
+def _sections(root: Table) -> _Sections:
+    return _Sections(
+        secrets=root.named("secret", known=SECRET_KEYS),
+        endpoints=root.named("endpoint", known=ENDPOINT_KEYS, later=ENDPOINT_LATER),
+        bindings=root.named("binding", known=BINDING_KEYS, later=BINDING_LATER),
+        roles=root.named("role", known=ROLE_KEYS, later=ROLE_LATER),
+        tests=root.tables("test", known=TEST_KEYS),
+    )
+
+
+def _toml(data: bytes) -> dict[str, object]:
+    """Parse TOML. RecursionError: tomllib descends once for each nested array or inline table."""
+    if len(data) > MAX_BYTES:
+        raise _single(f"got {len(data)} bytes, expected at most {MAX_BYTES}")
+    try:
+        return tomllib.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as fault:
+        raise _single(f"not UTF-8 at byte {fault.start}", "save the file as UTF-8") from fault
+    except tomllib.TOMLDecodeError as fault:
+        raise _single(f"not TOML: {_lower(str(fault))}", "strings need quotes, tables [brackets]") from fault
+    except RecursionError as fault:
+        raise _single("not TOML that anyone would write: nested too deep") from fault
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _single(message: str, hint: str = "") -> PolicyError:
+    return PolicyError((Problem(where="", message=message, hint=hint),))
+
+
+def _version(root: Table) -> None:
+    if not root.has("version"):
+        root.fault("version", "missing, expected 1", f"add: version = {VERSION}")
+    else:
+        root.number("version", VERSION, low=VERSION, high=VERSION)

@@ -1,0 +1,179 @@
+"""[secret.NAME] and [binding.NAME] tables into values."""
+
+import re
+from collections.abc import Mapping
+
+from rules.envnames import ENV_NAME, refused
+from rules.policy import Binding, Foreign, Mode, Placeholder, PlaceKind, SecretRule, SourceKind
+from rules.tables import NOT_YET, Table, closest, show
+
+SECRET_KEYS = ("source",)
+BINDING_KEYS = ("secret", "endpoint", "rules", "place", "format", "mode", "placeholder", "foreign", "response")
+BINDING_LATER = ("ttl", "max_uses", "rate")
+SOURCES_LATER = ("command", "vault")
+PLACES_LATER = ("query", "cookie", "path", "json", "form", "sigv4")
+MIN_RANDOM = 8  # base62: 47 bits, nothing that a text holds by chance
+MAX_SHAPE = 512
+
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]{1,64}")  # RFC 9110, 5.6.2, lower case
+_KEYRING = re.compile(r"[A-Za-z0-9._@-]{1,64}/[A-Za-z0-9._@/-]{1,128}")
+_SHAPE = re.compile(r"(?:[A-Za-z0-9._~+/=-]|\{[1-9][0-9]{0,2}\})+")
+_COUNT = re.compile(r"\{([0-9]+)\}")
+# Headers that frame the message, belong to one hop (RFC 9110, 7.6.1), name the target, or are set by the gateway.
+_UNFIT = (
+    "connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer "
+    "transfer-encoding upgrade http2-settings host content-length content-type content-encoding "
+    "content-range accept-encoding expect date forwarded via user-agent max-forwards range "
+    "x-http-method x-http-method-override x-method-override "
+    "x-original-url x-rewrite-url idempotency-key x-request-id x-client-request-id"
+)
+UNFIT_HEADERS = frozenset(_UNFIT.split())
+
+
+def load_secrets(tables: Mapping[str, Table]) -> dict[str, SecretRule]:
+    """Return the secrets' names and sources."""
+    return {name: _secret(name, table) for name, table in tables.items()}
+
+
+def _secret(name: str, table: Table) -> SecretRule:
+    text = table.text("source", required=True)
+    kind, colon, ref = text.partition(":")
+    kinds = [k.value for k in SourceKind]
+    if text and kind in SOURCES_LATER:
+        table.fault("source", f"not yet: {kind}: is not built", f"use {', '.join(k + ':' for k in kinds)}")
+    elif text and (not colon or kind not in kinds):
+        table.fault("source", f'got {show(text)}, expected "KIND:WHERE"', closest(kind, kinds))
+    elif text:
+        hint = _ref_hint(SourceKind(kind), ref)
+        if hint:
+            table.fault("source", f"got {show(text)}", hint)
+        return SecretRule(name=name, kind=SourceKind(kind), ref=ref)
+    return SecretRule(name=name, kind=SourceKind.KEYRING, ref="")
+
+
+def _ref_hint(kind: SourceKind, ref: str) -> str:
+    match kind:
+        case SourceKind.KEYRING:
+            return "" if _KEYRING.fullmatch(ref) else 'write "keyring:SERVICE/NAME", as in "keyring:credgate/github"'
+        case SourceKind.ENV:
+            return "" if ENV_NAME.fullmatch(ref) else 'write "env:NAME", NAME being a variable of the caller'
+        case SourceKind.FILE:
+            whole = ref.startswith("/") and ".." not in ref.split("/")
+            return "" if whole else 'write "file:/whole/path"'
+
+
+def load_bindings(tables: Mapping[str, Table]) -> dict[str, Binding]:
+    """Return the bindings; that their names lead somewhere is checked later."""
+    return {name: _binding(name, table) for name, table in tables.items()}
+
+
+def _binding(name: str, table: Table) -> Binding:
+    place, header = _place(table)
+    mode = table.choice("mode", Mode, Mode.OVERWRITE)
+    return Binding(
+        name=name,
+        secret=table.text("secret", required=True),
+        endpoint=table.text("endpoint", required=True),
+        rules=frozenset(table.texts("rules", required=True, empty=False)),
+        place=place,
+        header=header,
+        format=_format(table, place, header),
+        mode=mode,
+        placeholder=_placeholder(table, mode),
+        foreign=table.choice("foreign", Foreign, Foreign.STRIP, but=(Foreign.ALLOW,)),
+        drop_set_cookie=_response(table),
+    )
+
+
+def _place(table: Table) -> tuple[PlaceKind, str]:
+    text = table.text("place", required=True)
+    kind, _, header = text.partition(":")
+    if text == "basic":
+        return PlaceKind.BASIC, "authorization"
+    if kind == "header":
+        _check_header(table, header)
+        return PlaceKind.HEADER, header
+    if kind in PLACES_LATER:
+        table.fault("place", f"not yet: the place {kind} is not built", 'use "header:NAME" or "basic"')
+    elif text:
+        hint = closest(kind, ("header", "basic"))
+        table.fault("place", f'got {show(text)}, expected "header:NAME" or "basic"', hint)
+    return PlaceKind.HEADER, "authorization"
+
+
+def _check_header(table: Table, header: str) -> None:
+    if header != header.lower() and _TOKEN.fullmatch(header.lower()):
+        table.fault("place", f"got {show(header)}, expected a header in lower case", f'write "header:{header.lower()}"')
+    elif not _TOKEN.fullmatch(header):
+        table.fault("place", f"got {show(header)}, expected the name of a header", 'as in "header:authorization"')
+    elif header in UNFIT_HEADERS or header.startswith(("credgate-", "proxy-", "sec-")):
+        table.fault("place", f"{header} carries no secret: it frames or routes the message", 'as in "header:x-api-key"')
+    elif header in {"cookie", "set-cookie"}:
+        table.fault("place", f"not yet: a secret in {header} is not built", 'use another "header:NAME" or "basic"')
+
+
+def _format(table: Table, place: PlaceKind, header: str) -> str:
+    """Read the format. Basic has no default: the user name differs from target to target."""
+    if place is PlaceKind.BASIC:
+        text = table.text("format", required=True)
+        if text and ":" not in text:
+            hint = 'write "USER:{secret}", as in "x-access-token:{secret}"'
+            table.fault("format", f"got {show(text)}, expected user and password with a colon between", hint)
+    else:
+        text = table.text("format", "Bearer {secret}" if header == "authorization" else "{secret}")
+    if text and text.replace("{secret}", "", 1).count("{") + text.count("}") != text.count("{secret}"):
+        table.fault("format", f"got {show(text)}, expected no other braces than those of {{secret}}")
+    elif text and text.count("{secret}") != 1:
+        table.fault("format", f"got {show(text)}, expected {{secret}} exactly once", 'as in "Bearer {secret}"')
+    elif text != text.strip() or not text.isascii():
+        table.fault("format", f"got {show(text)}, expected ASCII without a space at either end")
+    return text
+
+
+def _placeholder(table: Table, mode: Mode) -> Placeholder | None:
+    written = table.has("placeholder")
+    if mode is Mode.PLACEHOLDER and not written:
+        hint = 'add: placeholder = { env = "GITHUB_TOKEN", shape = "ghp_{36}" }'
+        table.fault("placeholder", 'missing, but mode is "placeholder"', hint)
+    if mode is Mode.OVERWRITE and written:
+        hint = 'write mode = "placeholder", or take the placeholder out'
+        table.fault("placeholder", 'got one, but mode is "overwrite"', hint)
+    if not written:
+        return None
+    inner = table.table("placeholder", known=("env", "shape"))
+    return Placeholder(env=_decoy_env(inner), shape=_shape(inner))
+
+
+def _decoy_env(table: Table) -> str:
+    name = table.text("env", required=True)
+    why = refused(name) if name else ""
+    if why and (not ENV_NAME.fullmatch(name) or "credential" not in why):
+        table.fault("env", f"got {show(name)}: {why}", 'as in "GITHUB_TOKEN"')
+    return name
+
+
+def _shape(table: Table) -> str:
+    text = table.text("shape", required=True)
+    if not text:
+        return text
+    random = sum(int(n) for n in _COUNT.findall(text))
+    if not _SHAPE.fullmatch(text):
+        hint = 'literal characters and {N} for N random ones, as in "ghp_{36}"'
+        table.fault("shape", f"got {show(text)}, expected a shape", hint)
+    elif random < MIN_RANDOM:
+        message = f"got {random} random characters, expected at least {MIN_RANDOM}"
+        table.fault("shape", message, f'as in "{_COUNT.sub("", text)}{{36}}"')
+    elif len(_COUNT.sub("", text)) + random > MAX_SHAPE:
+        table.fault("shape", f"got more than {MAX_SHAPE} characters", "shorten it")
+    return text
+
+
+def _response(table: Table) -> bool:
+    """Read `response`; return whether Set-Cookie is dropped."""
+    inner = table.table("response", known=("scrub", "set_cookie"))
+    if inner.flag("scrub", default=False):
+        inner.fault("scrub", NOT_YET, "write scrub = false: responses are passed as they are")
+    word = inner.text("set_cookie", "drop")
+    if word not in ("drop", "keep"):
+        inner.fault("set_cookie", f'got {show(word)}, expected "drop" or "keep"', closest(word, ("drop", "keep")))
+    return word != "keep"

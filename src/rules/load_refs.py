@@ -1,0 +1,118 @@
+"""What the tables of a policy say about each other: names that lead nowhere, and secrets where none may be."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import combinations
+
+from rules.policy import Binding, Endpoint, Foreign, Role, SecretRule, TestCase
+from rules.tables import Report, Table, closest, join, show
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """The parts of a policy before they are checked against each other."""
+
+    secrets: dict[str, SecretRule]
+    endpoints: dict[str, Endpoint]
+    bindings: dict[str, Binding]
+    roles: dict[str, Role]
+    tests: tuple[TestCase, ...]
+
+
+def check_refs(root: Table, default_role: str, draft: Draft, endpoint_names: frozenset[str]) -> None:
+    """Record every fault between tables. `endpoint_names` holds also those endpoints that have faults of their own."""
+    report = root.report
+    if default_role:
+        _ref(report, "default_role", default_role, draft.roles, "role")
+    for binding in draft.bindings.values():
+        _binding(report, binding, draft, endpoint_names)
+    for role in draft.roles.values():
+        _role(report, role, draft, endpoint_names)
+    for i, case in enumerate(draft.tests):
+        if case.role:
+            _ref(report, f"test[{i}].role", case.role, draft.roles, "role")
+
+
+def _ref(report: Report, where: str, name: str, known: Iterable[str], kind: str) -> bool:
+    names = list(known)
+    if name in names:
+        return True
+    report.add(where, f"no {kind} is called {show(name)}", closest(name, names) or f"add: [{kind}.{name}]")
+    return False
+
+
+def _binding(report: Report, binding: Binding, draft: Draft, endpoint_names: frozenset[str]) -> None:
+    where = join("binding", binding.name)
+    if binding.secret:
+        _ref(report, f"{where}.secret", binding.secret, draft.secrets, "secret")
+    known = binding.endpoint and _ref(report, f"{where}.endpoint", binding.endpoint, endpoint_names, "endpoint")
+    endpoint = draft.endpoints.get(binding.endpoint)
+    if known and endpoint is not None:
+        _bound_rules(report, f"{where}.rules", binding, endpoint, draft)
+        _bound_endpoint(report, where, endpoint)
+
+
+def _bound_rules(report: Report, where: str, binding: Binding, endpoint: Endpoint, draft: Draft) -> None:
+    own = {rule.id for rule in endpoint.allow if rule.id}
+    for rule in sorted(binding.rules - own):
+        others = [e.name for e in draft.endpoints.values() if e is not endpoint and any(a.id == rule for a in e.allow)]
+        if others:
+            message = f"{show(rule)} is a rule of another endpoint ({', '.join(others)}), not of {endpoint.name}"
+            report.add(where, message, f"rules of {endpoint.name}: {', '.join(sorted(own)) or 'none'}")
+        else:
+            report.add(where, f"{endpoint.name} has no allow rule {show(rule)}", closest(rule, own))
+
+
+def _bound_endpoint(report: Report, where: str, endpoint: Endpoint) -> None:
+    """Refuse a secret where it could be read on the way, or go to whoever owns a name under a wildcard."""
+    place = f"{where}.endpoint"
+    if not endpoint.tls:
+        report.add(place, f"{endpoint.name} has tls = false, which carries no secret", "bind it to a tls endpoint")
+    if not endpoint.host.exact:
+        report.add(
+            place,
+            f"{endpoint.name} has the host {show(endpoint.host.text)}, and a secret goes to one exact host",
+            "write an endpoint for each host that gets it",
+        )
+    if endpoint.foreign is Foreign.ALLOW:
+        where_endpoint = f"{join('endpoint', endpoint.name)}.foreign"
+        report.add(
+            where_endpoint,
+            f'got "allow", but {where} injects there, and the client\'s own credential would go beside it',
+            'write "strip" or "deny"',
+        )
+
+
+def _role(report: Report, role: Role, draft: Draft, endpoint_names: frozenset[str]) -> None:
+    where = join("role", role.name)
+    for i, name in enumerate(role.bindings):
+        _ref(report, f"{where}.bindings[{i}]", name, draft.bindings, "binding")
+    for i, name in enumerate(role.endpoints):
+        _ref(report, f"{where}.endpoints[{i}]", name, endpoint_names, "endpoint")
+    bindings = [draft.bindings[n] for n in role.bindings if n in draft.bindings]
+    for one, other in combinations(bindings, 2):
+        _pair(report, f"{where}.bindings", one, other)
+    reached = {*role.endpoints, *(b.endpoint for b in bindings)}
+    for first, second in combinations([e for n, e in draft.endpoints.items() if n in reached], 2):
+        if first.host == second.host and first.port == second.port:
+            report.add(
+                where,
+                f"{first.name} and {second.name} are one target ({first.host.text}, port {first.port})",
+                "a role reaches a target by one endpoint: put the rules into one",
+            )
+
+
+def _pair(report: Report, where: str, one: Binding, other: Binding) -> None:
+    shared = sorted(one.rules & other.rules)
+    if one.endpoint == other.endpoint and one.header == other.header and shared:
+        report.add(
+            where,
+            f"{one.name} and {other.name} write one place ({one.header}) for the rule {', '.join(shared)}",
+            "give them different rules, places or roles",
+        )
+    if one.placeholder and other.placeholder and one.placeholder.env == other.placeholder.env:
+        report.add(
+            where,
+            f"{one.name} and {other.name} put their placeholder into one variable ({one.placeholder.env})",
+            "give each an env of its own",
+        )

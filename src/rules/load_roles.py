@@ -1,0 +1,153 @@
+"""[role.NAME] and [[test]] tables into values."""
+
+from collections.abc import Callable, Mapping
+
+from rules import load_units
+from rules.envnames import credential_value, refused
+from rules.load_rules import METHODS
+from rules.policy import Limits, Role, TestCase, Workdir
+from rules.reasons import Reason
+from rules.tables import NOT_YET, Table, closest, show
+
+ROLE_KEYS = (
+    *("bindings", "endpoints", "workdir", "tools", "read", "env", "deadline", "limits", "on_alarm"),
+    *("allow_debug", "allow_userns"),
+)
+ROLE_LATER = ("state", "readonly", "hide", "show", "publish", "children", "budget", "approve")
+LIMIT_KEYS = ("memory", "processes", "open_files", "cpu", "file_size")
+TEST_KEYS = ("role", "method", "url", "verdict", "reason", "rule")
+ALARMS_LATER = ("pause", "kill")
+
+
+def load_roles(tables: Mapping[str, Table]) -> dict[str, Role]:
+    """Return the roles; that their names lead somewhere is checked later."""
+    return {name: _role(name, table) for name, table in tables.items()}
+
+
+def _role(name: str, table: Table) -> Role:
+    table.off("allow_debug")
+    table.off("allow_userns")
+    _on_alarm(table)
+    return Role(
+        name=name,
+        bindings=table.texts("bindings"),
+        endpoints=table.texts("endpoints"),
+        workdir=_workdir(table),
+        tools=_paths(table, "tools"),
+        read=_paths(table, "read"),
+        env=_env(table),
+        deadline=_duration(table, "deadline", 0) or None,
+        limits=_limits(table.table("limits", known=LIMIT_KEYS)),
+    )
+
+
+def _on_alarm(table: Table) -> None:
+    word = table.text("on_alarm", "notify")
+    if word in ALARMS_LATER:
+        table.fault("on_alarm", NOT_YET, 'write on_alarm = "notify"')
+    elif word != "notify":
+        table.fault("on_alarm", f'got {show(word)}, expected "notify"', closest(word, ("notify", *ALARMS_LATER)))
+
+
+def _workdir(table: Table) -> Workdir:
+    if table.text("workdir", "read") == "copy":
+        table.fault("workdir", NOT_YET, 'write "read" or "write"')
+        return Workdir.READ
+    return table.choice("workdir", Workdir, Workdir.READ)
+
+
+def _paths(table: Table, key: str) -> tuple[str, ...]:
+    paths = table.texts(key)
+    for i, path in enumerate(paths):
+        where = f"{table.at(key)}[{i}]"
+        parts = path.rstrip("/").split("/")
+        if parts[0] not in ("", "~") or ".." in parts:
+            table.report.add(where, f"got {show(path)}, expected a whole path", 'start with "/" or "~/", without ".."')
+        elif len([p for p in parts[1:] if p not in ("", ".")]) == 0:
+            table.report.add(where, f"got {show(path)}, which would bind everything", "name the files that are needed")
+    return paths
+
+
+def _env(table: Table) -> tuple[str, ...]:
+    names = table.texts("env")
+    for i, entry in enumerate(names):
+        where = f"{table.at('env')}[{i}]"
+        name, equals, value = entry.partition("=")
+        if equals:
+            what = "a value that looks like a credential" if credential_value(value) else "a value"
+            table.report.add(where, f"got {what} for {show(name)}, expected a name alone", f'write "{name}"')
+        elif refused(name):
+            table.report.add(where, f"got {show(name)}: {refused(name)}", _env_hint(refused(name)))
+    return names
+
+
+def _env_hint(why: str) -> str:
+    if "credential" in why:
+        return 'bind the secret to an endpoint; a placeholder = { env = "NAME" } gives the jail a decoy'
+    return "take it out"
+
+
+def _limits(table: Table) -> Limits:
+    base = Limits()
+    return Limits(
+        memory=_size(table, "memory", base.memory, low=16 << 20),
+        processes=table.number("processes", base.processes, low=2, high=1 << 22),
+        open_files=table.number("open_files", base.open_files, low=16, high=1 << 20),
+        cpu=_duration(table, "cpu", base.cpu),
+        file_size=_size(table, "file_size", base.file_size, low=1),
+    )
+
+
+def _size(table: Table, key: str, default: int, *, low: int) -> int:
+    value = _quantity(table, key, default, load_units.parse_size, load_units.size_hint)
+    if value < low:
+        table.fault(key, f"got {value} bytes, expected at least {low}")
+    return value
+
+
+def _duration(table: Table, key: str, default: int) -> int:
+    return _quantity(table, key, default, load_units.parse_duration, load_units.duration_hint)
+
+
+def _quantity(
+    table: Table, key: str, default: int, parse: Callable[[str], int | None], hint: Callable[[str], str]
+) -> int:
+    text = table.text(key)
+    if not text:
+        return default
+    value = parse(text)
+    if value is None:
+        table.fault(key, f"got {show(text)}", hint(text))
+        return default
+    return value
+
+
+def load_tests(tables: list[Table], default_role: str) -> tuple[TestCase, ...]:
+    """Return the [[test]] cases."""
+    return tuple(_test(table, default_role) for table in tables)
+
+
+def _test(table: Table, default_role: str) -> TestCase:
+    verdict = table.text("verdict", required=True)
+    if verdict == "approve":
+        table.fault("verdict", "not yet: approvals are not built", 'write "allow" or "deny"')
+    elif verdict and verdict not in ("allow", "deny"):
+        table.fault("verdict", f'got {show(verdict)}, expected "allow" or "deny"')
+    url = table.text("url", required=True)
+    if url and not url.startswith(("https://", "http://")):
+        table.fault("url", f"got {show(url)}, expected https://HOST/PATH or http://HOST/PATH")
+    method = table.text("method", "GET")
+    if method.upper() in METHODS and method not in METHODS:
+        table.fault("method", f"got {show(method)}, expected a method in upper case", f'write "{method.upper()}"')
+    role = table.text("role", default_role)
+    if not role:
+        table.fault("role", "missing, and the policy has no default_role", "add: role = ...")
+    return TestCase(role=role, method=method, url=url, verdict=verdict, reason=_reason(table), rule=table.text("rule"))
+
+
+def _reason(table: Table) -> str:
+    word = table.text("reason")
+    known = [r.value for r in Reason]
+    if word and word not in known:
+        table.fault("reason", f"got {show(word)}, expected a reason code of docs/reasons.md", closest(word, known))
+    return word
