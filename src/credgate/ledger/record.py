@@ -16,6 +16,7 @@ from credgate.text import escape
 VERSION = 1
 MAX_LINE = 16 * 1024  # bytes with the newline: one write(2), and no reader splits it
 MAX_INT = 2**63 - 1
+_SHORT_CAP = 32  # below it only the digest of a cut value has room
 
 
 class LedgerError(CredgateError):
@@ -177,7 +178,7 @@ def _text(name: str, value: object, cap: int) -> str:
     if _size(text) <= cap:
         return text
     digest = hashlib.sha256(str(value).encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    mark = f"~{digest}" if cap < 32 else f"~cut {len(value)} {digest}"
+    mark = f"~{digest}" if cap < _SHORT_CAP else f"~cut {len(value)} {digest}"
     return _head(text, cap - len(mark)) + mark
 
 

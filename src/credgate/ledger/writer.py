@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-from credgate.ledger.chain import Head, link
+from credgate.ledger.chain import link
 from credgate.ledger.files import RESERVE
 from credgate.ledger.record import LedgerError, Stamp, clean_fields
-from credgate.ledger.recover import Opened, open_tail, put_reserve
+from credgate.ledger.recover import Opened, open_tail
 
 type Clock = Callable[[], Stamp]
 

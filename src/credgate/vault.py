@@ -1,0 +1,222 @@
+"""Where a secret's value comes from: a keyring, the caller's environment, or a file. Nothing is cached."""
+
+import asyncio
+import os
+import stat
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import assert_never
+
+from credgate.backends import Backend, backend_named, choose_backend
+from credgate.errors import CredgateError
+from credgate.paths import Places
+from credgate.secretindex import SERVICE, Entry, check_name, locked_index, read_index, write_index
+from credgate.secretvalue import MAX_VALUE, Secret, SecretUnavailable, check_value
+from rules.policy import SecretRule, SourceKind
+
+_TIMEOUT = 10.0  # seconds: a locked desktop keyring asks on a screen that may not be there
+_MAX_HANGING = 8  # look-ups that never came back; more would pile up threads without end
+
+
+class Vault:
+    """Fetches values. `environ` is this process's own environment, not the caller's."""
+
+    def __init__(self, places: Places, environ: Mapping[str, str], timeout: float = _TIMEOUT) -> None:
+        self._places = places
+        self._environ = environ
+        self._timeout = timeout
+        self._hanging = 0
+
+    async def fetch(self, rule: SecretRule, env: Mapping[str, str]) -> Secret:
+        """Return the secret of `rule`; `env` is the environment of the run's caller.
+
+        Raises SecretUnavailable: not set, locked, timed out, file open to others, or a value that can't be injected.
+        """
+        return await self._in_thread(rule.name, lambda: self.read(rule, env))
+
+    def read(self, rule: SecretRule, env: Mapping[str, str]) -> Secret:
+        """As fetch, blocking and without a time-out: for commands."""
+        match rule.kind:
+            case SourceKind.KEYRING:
+                value = self._from_keyring(rule)
+            case SourceKind.ENV:
+                value = _from_env(rule, env)
+            case SourceKind.FILE:
+                value = _from_file(rule, env)
+            case _:
+                assert_never(rule.kind)
+        return Secret(rule.name, value)
+
+    def _from_keyring(self, rule: SecretRule) -> str:
+        service, _, name = rule.ref.partition("/")
+        if not service or not name:
+            raise SecretUnavailable(
+                "source_invalid",
+                f"secret {rule.name!r}: source is keyring:{rule.ref}, expected keyring:SERVICE/NAME",
+                "mend the policy",
+            )
+        value = _ask(self._backend_of(service, name), service, name)
+        if value is None:
+            hint = f"credgate secret set {name}" if service == SERVICE else f"keyring set {service} {name}"
+            raise SecretUnavailable("secret_not_set", f"secret {rule.name!r}: nothing at keyring:{rule.ref}", hint)
+        return value
+
+    def _backend_of(self, service: str, name: str) -> Backend:
+        """The one that `secret set` stored it in: another one may have become the best since."""
+        index = read_index(self._places) if service == SERVICE else None
+        entry = index.entries.get(name) if index is not None else None
+        if entry is not None:
+            return backend_named(entry.backend, self._places, self._environ)
+        return choose_backend(self._places, self._environ)
+
+    async def _in_thread(self, name: str, work: Callable[[], Secret]) -> Secret:
+        """Run `work` in a daemon thread: one that hangs must keep neither the loop nor the process's end waiting."""
+        if self._hanging >= _MAX_HANGING:
+            detail = f"secret {name!r}: {self._hanging} look-ups hang already"
+            raise SecretUnavailable("keyring_hangs", detail, "unlock the keyring")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Secret] = loop.create_future()
+
+        def deliver(secret: Secret | None, error: CredgateError | None) -> None:
+            self._hanging -= 1
+            if future.done():
+                return
+            if secret is not None:
+                future.set_result(secret)
+            elif error is not None:
+                future.set_exception(error)
+
+        def run() -> None:
+            secret, error = _outcome(name, work)
+            with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits for the answer
+                loop.call_soon_threadsafe(deliver, secret, error)
+
+        self._hanging += 1
+        threading.Thread(target=run, name="vault", daemon=True).start()
+        try:
+            return await asyncio.wait_for(future, self._timeout)
+        except TimeoutError as error:
+            detail = f"secret {name!r}: no answer within {self._timeout:g} s"
+            raise SecretUnavailable("keyring_timeout", detail, "unlock the keyring, then try again") from error
+
+
+def _outcome(name: str, work: Callable[[], Secret]) -> tuple[Secret | None, CredgateError | None]:
+    """The outermost frame of a look-up's thread: whatever a backend raises ends as "unavailable"."""
+    try:
+        return work(), None
+    except SecretUnavailable as error:
+        return None, error
+    except CredgateError as error:
+        return None, SecretUnavailable(error.code, f"secret {name!r}: {error.detail}", error.hint)
+    except Exception as error:  # noqa: BLE001  backends are plug-ins: any class may come, and its text may hold a value
+        return None, SecretUnavailable(
+            "secret_unavailable", f"secret {name!r}: look-up failed with {type(error).__name__}", "credgate doctor"
+        )
+
+
+def _ask(backend: Backend, service: str, name: str) -> str | None:
+    from keyring.errors import KeyringError, KeyringLocked  # noqa: PLC0415  slow import
+
+    try:
+        return backend.ring.get_password(service, name)
+    except KeyringLocked as error:
+        raise SecretUnavailable("keyring_locked", f"{backend.name} is locked", "unlock it, then try again") from error
+    except KeyringError as error:
+        detail = f"{backend.name} failed with {type(error).__name__}"
+        raise SecretUnavailable("keyring_failed", detail, "credgate doctor") from error
+
+
+def _from_env(rule: SecretRule, env: Mapping[str, str]) -> str:
+    value = env.get(rule.ref)
+    if value is None:
+        detail = f"secret {rule.name!r}: {rule.ref} is not in the environment of the caller"
+        raise SecretUnavailable("secret_not_set", detail, f"export {rule.ref}, then start the run again")
+    return value
+
+
+def _from_file(rule: SecretRule, env: Mapping[str, str]) -> str:
+    path = _file_path(rule, env)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise SecretUnavailable("secret_not_set", f"secret {rule.name!r}: can't open {path}: {why}") from error
+    with os.fdopen(fd, "rb") as file:
+        _check_file(rule, path, os.fstat(fd))
+        data = file.read(MAX_VALUE + 2)  # one byte more for the newline, one to see that it is too long
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        # not "from error": its text and its object attribute hold the bytes
+        raise SecretUnavailable("secret_invalid", f"secret {rule.name!r}: {path} is not UTF-8 text") from None
+    return text.removesuffix("\n")
+
+
+def _file_path(rule: SecretRule, env: Mapping[str, str]) -> Path:
+    path = Path(rule.ref)
+    if rule.ref.startswith("~/"):
+        path = Path(env.get("HOME", "")) / rule.ref[2:]
+    if not path.is_absolute():
+        detail = f"secret {rule.name!r}: file is {rule.ref!r}, expected an absolute path or ~/..."
+        raise SecretUnavailable("source_invalid", detail, "mend the policy")
+    return path
+
+
+def _check_file(rule: SecretRule, path: Path, facts: os.stat_result) -> None:
+    uid = os.geteuid()
+    if not stat.S_ISREG(facts.st_mode):
+        raise SecretUnavailable("file_refused", f"secret {rule.name!r}: {path} is not a regular file")
+    if facts.st_uid != uid:
+        detail = f"secret {rule.name!r}: {path} has owner uid {facts.st_uid}, expected uid {uid}"
+        raise SecretUnavailable("file_refused", detail, f"chown {uid} {path}")
+    if facts.st_mode & 0o077:
+        detail = f"secret {rule.name!r}: {path} has mode {stat.S_IMODE(facts.st_mode):04o}, expected 0600 or less"
+        raise SecretUnavailable("file_refused", detail, f"chmod 0600 {path}, and think of the value as seen")
+
+
+def store(places: Places, environ: Mapping[str, str], name: str, value: str) -> Entry:
+    """Keep a value in the best backend and note it in the index. Raises SecretUnavailable and PlaceError."""
+    check_value(check_name(name), value)
+    with locked_index(places) as index:
+        backend = choose_backend(places, environ)
+        _change(backend, lambda: backend.ring.set_password(SERVICE, name, value))
+        entry = Entry(
+            name=name,
+            backend=backend.name,
+            fingerprint=index.fingerprint(value),
+            set_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
+        write_index(places, replace(index, entries={**index.entries, name: entry}))
+    return entry
+
+
+def forget(places: Places, environ: Mapping[str, str], name: str) -> None:
+    """Remove a value and its entry. Raises SecretUnavailable where it was never set, and PlaceError."""
+    from keyring.errors import PasswordDeleteError  # noqa: PLC0415  slow import
+
+    with locked_index(places) as index:
+        entry = index.entries.get(check_name(name))
+        if entry is None:
+            raise SecretUnavailable("secret_not_set", f"secret {name!r}: never set here", "credgate secret list")
+        backend = backend_named(entry.backend, places, environ)
+        try:
+            backend.ring.delete_password(SERVICE, name)
+        except PasswordDeleteError:
+            # gone already is what was asked for; still there is not
+            if _ask(backend, SERVICE, name) is not None:
+                raise SecretUnavailable("keyring_failed", f"{backend.name} did not delete {name!r}") from None
+        write_index(places, replace(index, entries={k: v for k, v in index.entries.items() if k != name}))
+
+
+def _change(backend: Backend, change: Callable[[], None]) -> None:
+    from keyring.errors import KeyringError  # noqa: PLC0415  slow import
+
+    try:
+        change()
+    except KeyringError as error:
+        detail = f"{backend.name} failed with {type(error).__name__}"
+        raise SecretUnavailable("keyring_failed", detail, "unlock it, or see: credgate doctor") from error
