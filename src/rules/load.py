@@ -53,7 +53,7 @@ def load_policy(data: bytes, *, packs: Mapping[str, str], base_dir: str) -> Poli
         roles=load_roles(sections.roles),
         tests=load_tests(sections.tests, default_role),
     )
-    check_refs(root, default_role, draft, frozenset(sections.endpoints))
+    check_refs(root, default_role, draft)
     unlisted = root.table("dns", known=("unlisted",)).choice("unlisted", Unlisted, Unlisted.GATEWAY)
     if report.problems:
         raise PolicyError(tuple(report.problems))
@@ -104,5 +104,5 @@ def _single(message: str, hint: str = "") -> PolicyError:
 def _version(root: Table) -> None:
     if not root.has("version"):
         root.fault("version", "missing, expected 1", f"add: version = {VERSION}")
-    else:
-        root.number("version", VERSION, low=VERSION, high=VERSION)
+    elif root.number("version", VERSION) != VERSION:
+        root.fault("version", f"got {root.number('version', VERSION)}, expected {VERSION}")

@@ -27,17 +27,11 @@ class Context:
 
 
 def load_endpoints(tables: Mapping[str, Table], context: Context) -> dict[str, Endpoint]:
-    """Return the endpoints that are whole; faults go to the tables' report."""
-    out: dict[str, Endpoint] = {}
-    for name, table in tables.items():
-        endpoint = _endpoint(name, table, context)
-        if endpoint is not None:
-            out[name] = endpoint
-    return out
+    """Return the endpoints; faults go to the tables' report, and a host with a fault has no labels."""
+    return {name: _endpoint(name, table, context) for name, table in tables.items()}
 
 
-def _endpoint(name: str, table: Table, context: Context) -> Endpoint | None:
-    host = _host(table)
+def _endpoint(name: str, table: Table, context: Context) -> Endpoint:
     tls = table.flag("tls", default=True)
     port = _port(table, tls=tls)
     _protocol(table)
@@ -47,11 +41,9 @@ def _endpoint(name: str, table: Table, context: Context) -> Endpoint | None:
     deny = deny_rules(table, ids, context.packs)
     alpn = _alpn(table, tls=tls)
     ca = _ca(table, context.base_dir, tls=tls)
-    if host is None:
-        return None
     return Endpoint(
         name=name,
-        host=host,
+        host=_host(table),
         port=port,
         dial_port=table.number("dial_port", port, low=1, high=65535),
         tls=tls,
@@ -65,15 +57,14 @@ def _endpoint(name: str, table: Table, context: Context) -> Endpoint | None:
     )
 
 
-def _host(table: Table) -> HostPattern | None:
+def _host(table: Table) -> HostPattern:
     text = table.text("host", required=True)
-    if not text:
-        return None
-    try:
-        return HostPattern.parse(text)
-    except HostError as fault:
-        table.fault("host", fault.detail, fault.hint)
-        return None
+    if text:
+        try:
+            return HostPattern.parse(text)
+        except HostError as fault:
+            table.fault("host", fault.detail, fault.hint)
+    return HostPattern(text=text, labels=())
 
 
 def _port(table: Table, *, tls: bool) -> int:

@@ -19,15 +19,15 @@ class Draft:
     tests: tuple[TestCase, ...]
 
 
-def check_refs(root: Table, default_role: str, draft: Draft, endpoint_names: frozenset[str]) -> None:
-    """Record every fault between tables. `endpoint_names` holds also those endpoints that have faults of their own."""
+def check_refs(root: Table, default_role: str, draft: Draft) -> None:
+    """Record every fault between tables."""
     report = root.report
     if default_role:
         _ref(report, "default_role", default_role, draft.roles, "role")
     for binding in draft.bindings.values():
-        _binding(report, binding, draft, endpoint_names)
+        _binding(report, binding, draft)
     for role in draft.roles.values():
-        _role(report, role, draft, endpoint_names)
+        _role(report, role, draft)
     for i, case in enumerate(draft.tests):
         if case.role:
             _ref(report, f"test[{i}].role", case.role, draft.roles, "role")
@@ -41,13 +41,14 @@ def _ref(report: Report, where: str, name: str, known: Iterable[str], kind: str)
     return False
 
 
-def _binding(report: Report, binding: Binding, draft: Draft, endpoint_names: frozenset[str]) -> None:
+def _binding(report: Report, binding: Binding, draft: Draft) -> None:
     where = join("binding", binding.name)
     if binding.secret:
         _ref(report, f"{where}.secret", binding.secret, draft.secrets, "secret")
-    known = binding.endpoint and _ref(report, f"{where}.endpoint", binding.endpoint, endpoint_names, "endpoint")
+    if binding.endpoint:
+        _ref(report, f"{where}.endpoint", binding.endpoint, draft.endpoints, "endpoint")
     endpoint = draft.endpoints.get(binding.endpoint)
-    if known and endpoint is not None:
+    if endpoint is not None:
         _bound_rules(report, f"{where}.rules", binding, endpoint, draft)
         _bound_endpoint(report, where, endpoint)
 
@@ -83,18 +84,18 @@ def _bound_endpoint(report: Report, where: str, endpoint: Endpoint) -> None:
         )
 
 
-def _role(report: Report, role: Role, draft: Draft, endpoint_names: frozenset[str]) -> None:
+def _role(report: Report, role: Role, draft: Draft) -> None:
     where = join("role", role.name)
     for i, name in enumerate(role.bindings):
         _ref(report, f"{where}.bindings[{i}]", name, draft.bindings, "binding")
     for i, name in enumerate(role.endpoints):
-        _ref(report, f"{where}.endpoints[{i}]", name, endpoint_names, "endpoint")
+        _ref(report, f"{where}.endpoints[{i}]", name, draft.endpoints, "endpoint")
     bindings = [draft.bindings[n] for n in role.bindings if n in draft.bindings]
     for one, other in combinations(bindings, 2):
         _pair(report, f"{where}.bindings", one, other)
     reached = {*role.endpoints, *(b.endpoint for b in bindings)}
     for first, second in combinations([e for n, e in draft.endpoints.items() if n in reached], 2):
-        if first.host == second.host and first.port == second.port:
+        if first.host.labels and first.host == second.host and first.port == second.port:
             report.add(
                 where,
                 f"{first.name} and {second.name} are one target ({first.host.text}, port {first.port})",

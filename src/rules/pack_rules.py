@@ -8,22 +8,20 @@ from collections.abc import Mapping
 
 from rules.paths import PathPattern
 from rules.policy import DenyRule
+from rules.problems import PathError, RulesError
 from rules.tables import Report, Table, is_name
 
 type Packs = Mapping[str, str]
 
-KEYS = ("pack", "about", "suffixes", "deny")
+KEYS = ("pack", "suffixes", "deny")
 DENY_KEYS = ("id", "methods", "paths", "source")
+_MEND = "reinstall credgate"
 
 
-class PackError(Exception):
+class PackError(RulesError):
     """A shipped pack is broken: `detail` lists its faults."""
 
-    def __init__(self, detail: str) -> None:
-        super().__init__(detail)
-        self.code = "pack_broken"
-        self.detail = detail
-        self.hint = "reinstall credgate"
+    code = "pack_broken"
 
 
 def pack_rules(name: str, text: str) -> tuple[DenyRule, ...]:
@@ -35,16 +33,18 @@ def pack_rules(name: str, text: str) -> tuple[DenyRule, ...]:
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as fault:
-        raise PackError(f"pack {name}: {fault}") from fault
+        raise PackError(f"pack {name}: {fault}", _MEND) from fault
     report = Report()
     table = Table(raw, "", report, known=frozenset(KEYS), later=frozenset())
     if table.text("pack", required=True) != name:
         table.fault("pack", f"expected {name}")
-    table.text("about", required=True)
     suffixes = ("", *table.texts("suffixes"))
-    rules = tuple(_rule(name, deny, suffixes) for deny in table.tables("deny", known=DENY_KEYS))
+    try:
+        rules = tuple(_rule(name, deny, suffixes) for deny in table.tables("deny", known=DENY_KEYS))
+    except PathError as fault:
+        raise PackError(f"pack {name}: {fault.detail}", _MEND) from fault
     if report.problems or not rules:
-        raise PackError(f"pack {name}: " + "; ".join(f"{p.where}: {p.message}" for p in report.problems))
+        raise PackError(f"pack {name}: " + "; ".join(f"{p.where}: {p.message}" for p in report.problems), _MEND)
     return rules
 
 

@@ -143,7 +143,7 @@ class Table:
         if self.flag(key, default=False):
             self.fault(key, NOT_YET, f"write {key} = false, or take the key out")
 
-    def number(self, key: str, default: int, *, low: int, high: int) -> int:
+    def number(self, key: str, default: int, *, low: int = -(1 << 63), high: int = (1 << 63) - 1) -> int:
         """Read an integer within bounds, both included."""
         value = self._typed(key, int, "an integer", default, required=False)
         if key in self._raw and not low <= value <= high:
