@@ -7,7 +7,8 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_net
 
 from rules.addresses import FLOOR, METADATA, AddressClass, AddressError, classify, parse_ip, parse_network
 from rules.hosts import HostError, HostPattern
-from rules.load_rules import Packs, allow_rules, deny_rules
+from rules.load_rules import allow_rules, deny_rules
+from rules.pack_rules import Packs
 from rules.policy import Address, Endpoint, Foreign, Network
 from rules.tables import Table, show
 

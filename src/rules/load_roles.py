@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from rules import load_units
 from rules.envnames import credential_value, refused
-from rules.load_rules import METHODS
+from rules.parse import METHODS
 from rules.policy import Limits, Role, TestCase, Workdir
 from rules.reasons import Reason
 from rules.tables import NOT_YET, Table, closest, show

@@ -1,6 +1,7 @@
 """[[endpoint.NAME.allow]] and [[endpoint.NAME.deny]] tables into rules."""
 
 from rules.pack_rules import Packs, pack_rules
+from rules.parse import METHODS
 from rules.paths import PathError, PathPattern
 from rules.policy import AllowRule, DenyRule
 from rules.tables import Table, closest, is_name, show
@@ -8,9 +9,6 @@ from rules.tables import Table, closest, is_name, show
 ALLOW_KEYS = ("id", "methods", "paths", "query", "encoded_slash", "upgrade")
 ALLOW_LATER = ("body",)
 DENY_KEYS = ("id", "methods", "paths", "pack")
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-
-__all__ = ["METHODS", "Packs", "allow_rules", "deny_rules"]
 
 
 def allow_rules(endpoint: Table, ids: set[str]) -> tuple[AllowRule, ...]:
@@ -68,7 +66,7 @@ def _methods(table: Table, *, required: bool) -> frozenset[str]:
     words = table.texts("methods", required=required, empty=False)
     for i, word in enumerate(words):
         if word not in METHODS:
-            hint = f'write "{word.upper()}"' if word.upper() in METHODS else f"one of: {', '.join(sorted(METHODS))}"
+            hint = f'write "{word.upper()}"' if word.upper() in METHODS else closest(word.upper(), METHODS)
             table.report.add(f"{table.at('methods')}[{i}]", f"got {show(word)}, expected a method in upper case", hint)
     return with_head(words)
 
