@@ -3,7 +3,12 @@
 
 has_library() { "$1" -I -c 'import ctypes, sys; ctypes.CDLL(sys.argv[1])' "$2" 2>/dev/null; }
 
-has_nft() { PATH=$PATH:/usr/sbin:/sbin command -v nft >/dev/null; }
+# `command -v` also says a file that cannot be executed, and an ordinary PATH leaves sbin out.
+has_nft() {
+    local dir
+    for dir in ${PATH//:/ } /usr/sbin /sbin; do [ ! -f "$dir/nft" ] || [ ! -x "$dir/nft" ] || return 0; done
+    return 1
+}
 
 # missing_libraries PYTHON: names of Debian packages. Root's set-up brings the library itself; for a
 # run `nft` does as well.
