@@ -35,4 +35,14 @@ class Deny(_NoTruth):
     hint: str = ""  # what rule would allow it, in words of the policy file
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tunnel(_NoTruth):
+    """A CONNECT is accepted, so that what comes inside can be judged, and refused in words the client shows.
+
+    `endpoint` None: nothing is listed for this host and port; every request inside will be refused.
+    """
+
+    endpoint: Endpoint | None = None
+
+
 type Verdict = Allow | Deny

@@ -1,0 +1,203 @@
+"""The judgement: policy and request in, verdict out.
+
+Order: metadata, host, port, upgrade, deny rules of every endpoint that shares host and port, allow rules, bindings,
+decoys, the client's own credentials. Deny wins whatever the order of the rules. What no rule allows is refused.
+
+Credentials in a query cannot be taken out without sending another target than the one that was judged, so a request
+that has one is refused unless its endpoint says foreign = "allow".
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from rules.credentials import credentials_of
+from rules.decoys import misplaced
+from rules.hosts import AddressLiteral, HostError, is_metadata_name, labels_of, normalize_host
+from rules.inject import decoy_in_place, header_of
+from rules.parse import bracketed
+from rules.policy import AllowRule, Binding, DenyRule, Endpoint, Foreign, Policy
+from rules.reasons import Reason
+from rules.request import Request
+from rules.verdict import Allow, Deny, Tunnel, Verdict
+
+__all__ = ["decide", "decide_connect", "endpoint_for"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Match:
+    endpoint: Endpoint
+    rule: AllowRule
+
+    @property
+    def name(self) -> str:
+        return f"{self.endpoint.name}.{self.rule.id}"
+
+
+def decide(policy: Policy, role: str, request: Request, decoys: Mapping[str, str] | None = None) -> Verdict:
+    """Judge one request of a run. `decoys` holds the run's placeholder values by binding's name."""
+    here = _endpoints_here(policy, role, request)
+    if isinstance(here, Deny):
+        return here
+    if request.upgrade:
+        return Deny(reason=Reason.UPGRADE_REFUSED, message="Upgrades are refused; use plain HTTP.", status=426)
+    denied = _denied(here, request)
+    if denied is not None:
+        return denied
+    matches = _matches(here, request)
+    if isinstance(matches, Deny):
+        return matches
+    allow = _bound(policy, role, matches)
+    if isinstance(allow, Deny):
+        return allow
+    return _check_credentials(request, allow, decoys or {})
+
+
+def decide_connect(policy: Policy, role: str, host: bytes, port: int) -> Tunnel | Deny:
+    """Judge a CONNECT line. On 443 and on each port of the role's endpoints any host gets its tunnel, addresses too:
+    a refusal inside it is shown by the client, a refused CONNECT is retried. What is inside is judged by decide.
+    """
+    try:
+        name = normalize_host(bracketed(host))
+    except HostError as error:
+        return Deny(
+            reason=Reason.HOST_INVALID, message="The host of the request is not valid.", status=400, hint=error.detail
+        )
+    endpoints = policy.endpoints_of(role)
+    if port != 443 and port not in {endpoint.port for endpoint in endpoints}:
+        return _port_unlisted(port)
+    if isinstance(name, AddressLiteral) or is_metadata_name(labels_of(name)):
+        return Tunnel()
+    return Tunnel(endpoint=next((e for e in endpoints if e.host.matches(name) and e.port == port), None))
+
+
+def endpoint_for(policy: Policy, role: str, host: str, port: int, tls: bool) -> Endpoint | None:
+    """The first endpoint of the role with this host (in normal form), port and scheme; None for a metadata name."""
+    if is_metadata_name(labels_of(host)):
+        return None
+    return next((e for e in policy.endpoints_of(role) if e.host.matches(host) and _is_at(e, port, tls)), None)
+
+
+def _is_at(endpoint: Endpoint, port: int, tls: bool) -> bool:
+    return endpoint.port == port and endpoint.tls == tls
+
+
+def _endpoints_here(policy: Policy, role: str, request: Request) -> tuple[Endpoint, ...] | Deny:
+    if is_metadata_name(labels_of(request.host)):
+        return Deny(reason=Reason.METADATA, message="Metadata names are closed.")
+    named = [e for e in policy.endpoints_of(role) if e.host.matches(request.host)]
+    if not named:
+        return Deny(
+            reason=Reason.HOST_UNLISTED,
+            message="The policy does not list this host for this role.",
+            hint=f'an endpoint with host = "{request.host}" in role {role!r}',
+        )
+    here = tuple(e for e in named if _is_at(e, request.port, request.scheme == "https"))
+    return here or _port_unlisted(request.port)
+
+
+def _port_unlisted(port: int) -> Deny:
+    return Deny(
+        reason=Reason.PORT_UNLISTED,
+        message="The policy does not list this port and scheme for this host.",
+        hint=f"an endpoint with port = {port}, and tls = false for plain http",
+    )
+
+
+def _denied(here: tuple[Endpoint, ...], request: Request) -> Deny | None:
+    for endpoint in here:
+        for rule in endpoint.deny:
+            if _denies(rule, request):
+                return Deny(
+                    reason=Reason.DENY_RULE,
+                    message="A deny rule of the policy covers this request.",
+                    rule=f"{endpoint.name}.{rule.id}",
+                    hint="deny rules win over allow rules",
+                )
+    return None
+
+
+def _denies(rule: DenyRule, request: Request) -> bool:
+    """HEAD goes with GET, and a path counts in every way in which a server could read it."""
+    meant = {request.method, "GET"} if request.method == "HEAD" else {request.method}
+    if rule.methods is not None and rule.methods.isdisjoint(meant):
+        return False
+    return any(pattern.could_mean(request.path) for pattern in rule.paths)
+
+
+def _matches(here: tuple[Endpoint, ...], request: Request) -> tuple[_Match, ...] | Deny:
+    by_path = [_Match(endpoint=e, rule=r) for e in here for r in e.allow if _covers(r, request)]
+    if not by_path:
+        return Deny(
+            reason=Reason.NO_RULE,
+            message="No rule of the policy allows this method and path.",
+            hint=f'a rule in endpoint {here[0].name!r} with methods = ["{request.method}"] and this path in paths',
+        )
+    by_slash = [m for m in by_path if m.rule.encoded_slash or not request.encoded_slash]
+    if not by_slash:
+        return Deny(
+            reason=Reason.PATH_AMBIGUOUS,
+            message="The path can be read in more than one way.",
+            hint=f"encoded_slash = true in rule {by_path[0].name}",
+        )
+    matches = tuple(m for m in by_slash if m.rule.query is None or m.rule.query.issuperset(request.query_names))
+    return matches or Deny(
+        reason=Reason.QUERY_REFUSED,
+        message="The query holds a name that the rule does not list.",
+        hint=f"the name in query = {{ allow = [...] }} of rule {by_slash[0].name}",
+    )
+
+
+def _covers(rule: AllowRule, request: Request) -> bool:
+    goes_with_get = request.method == "HEAD" and "GET" in rule.methods
+    if request.method not in rule.methods and not goes_with_get:
+        return False
+    return any(pattern.matches(request.path) for pattern in rule.paths)
+
+
+def _bound(policy: Policy, role: str, matches: tuple[_Match, ...]) -> Allow | Deny:
+    """The deciding rule is the first that a binding names, else the first. Its endpoint says where to dial."""
+    bindings = tuple(b for b in _bindings_of(policy, role) if any(_names(b, match) for match in matches))
+    deciding = next((m for m in matches if any(_names(b, m) for b in bindings)), matches[0])
+    headers = {header_of(binding) for binding in bindings}
+    if len(headers) < len(bindings) or any(b.endpoint != deciding.endpoint.name for b in bindings):
+        return Deny(
+            reason=Reason.BINDING_AMBIGUOUS,
+            message="Two bindings of the policy claim this request.",
+            hint="bindings " + " and ".join(repr(b.name) for b in bindings),
+        )
+    return Allow(rule=deciding.name, endpoint=deciding.endpoint, bindings=bindings)
+
+
+def _bindings_of(policy: Policy, role: str) -> Iterable[Binding]:
+    return (policy.bindings[name] for name in dict.fromkeys(policy.roles[role].bindings))
+
+
+def _names(binding: Binding, match: _Match) -> bool:
+    return binding.endpoint == match.endpoint.name and match.rule.id in binding.rules
+
+
+def _check_credentials(request: Request, allow: Allow, decoys: Mapping[str, str]) -> Verdict:
+    if misplaced(request, allow.bindings, decoys):
+        return Deny(
+            reason=Reason.PLACEHOLDER_MISPLACED,
+            message="A placeholder stands where its secret does not belong.",
+            hint="the placeholder goes into the place that its binding names, once, to that endpoint alone",
+        )
+    policies = {b.foreign for b in allow.bindings} or {allow.endpoint.foreign}
+    if _foreign(request, allow, decoys, policies):
+        return Deny(
+            reason=Reason.FOREIGN_CREDENTIAL,
+            message="The request holds a credential of its own.",
+            hint='foreign = "strip" takes it out of headers; one in a query needs foreign = "allow" on an endpoint',
+        )
+    return allow
+
+
+def _foreign(request: Request, allow: Allow, decoys: Mapping[str, str], policies: set[Foreign]) -> bool:
+    if not allow.bindings and policies == {Foreign.ALLOW}:
+        return False
+    ours = {header_of(b) for b in allow.bindings if decoy_in_place(request, b, decoys.get(b.name, ""))}
+    found = credentials_of(request)
+    if any(credential.place == "query" for credential in found):
+        return True
+    return Foreign.DENY in policies and any(credential.name not in ours for credential in found)
