@@ -106,6 +106,8 @@ def _mend(directory: Path, fd: int) -> tuple[Mapping[str, object], ...]:
     if end == size:
         return ()
     torn = os.pread(fd, size - end, end)
+    if len(torn) != size - end:  # one read(2) takes 2 GiB at most; cutting off more than was kept would lose it
+        raise LedgerError("ledger_damaged", f"{directory}: {size - end} bytes without a newline at the end", _VERIFY)
     name = _keep(directory, torn)
     os.ftruncate(fd, end)
     digest = hashlib.sha256(torn).hexdigest()

@@ -1,0 +1,221 @@
+"""`credgate log`: show, follow and verify the ledger."""
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from credgate.errors import CredgateError
+from credgate.ledger.read import Damaged, Filter, Record, follow_records, read_records
+from credgate.ledger.verify import Report, Status, as_json, verify
+from credgate.paths import Places
+from credgate.text import escape
+
+_EXAMPLES = """examples:
+  credgate log show --run r-1a2b --verdict deny
+  credgate log show --since 2h --json
+  credgate log tail
+  credgate log verify --ledger /mnt/audit/ledger
+
+exit codes of verify: 0 sound, 1 tampered, 2 truncated, 3 incomplete, 4 unreadable
+"""
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_AGE = re.compile(r"(\d{1,6})([smhd])", re.ASCII)
+_HEADER = f"{'SEQ':>6}  {'TIME (UTC)':19}  {'RUN':12}  {'EVENT':9}  {'VERDICT':7}  WHAT"
+_NOT_YET = ("checkpoint", "export")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one of the subcommands and return the exit status. Raises CredgateError; argparse exits 2."""
+    options = _parser().parse_args(argv)
+    if options.command in _NOT_YET:
+        raise CredgateError("not_yet", f"log {options.command}: not yet", "credgate log verify", exit_status=2)
+    directory = options.ledger or Places.from_env(os.environ).ledger
+    try:
+        match options.command:
+            case "verify":
+                return _verify(directory, options)
+            case "tail":
+                return _tail(directory, options)
+            case _:
+                return _show(directory, options)
+    except BrokenPipeError:
+        # `log show | head`: the reader has what it wants; stdout would fail again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="credgate log",
+        description="show, follow and verify the ledger",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--ledger", type=Path, metavar="DIR", help="ledger directory (default: your own)")
+    common.add_argument("--json", action="store_true", help="JSON on stdout (tail: one record a line)")
+    filters = argparse.ArgumentParser(add_help=False)
+    filters.add_argument("--run", default="", metavar="ID", help="only this run")
+    filters.add_argument("--host", default="", help="only this host")
+    filters.add_argument("--verdict", default="", choices=("allow", "deny", "approve"), help="only this verdict")
+    filters.add_argument("--since", type=_since, metavar="TIME", help="RFC 3339, or an age: 90s 15m 2h 7d")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("show", parents=[common, filters], help="print the records")
+    tail = commands.add_parser("tail", parents=[common, filters], help="print the last records, then each new one")
+    tail.add_argument("-n", type=int, default=10, metavar="N", help="how many of the last records (default 10)")
+    check = commands.add_parser("verify", parents=[common], help="check the hash chain")
+    check.add_argument("--pubkey", metavar="KEY", help="not yet")
+    for name in _NOT_YET:
+        commands.add_parser(name, parents=[common], help="not yet")
+    return parser
+
+
+def _since(text: str) -> str:
+    age = _AGE.fullmatch(text)
+    if age:
+        moment = datetime.now(UTC) - timedelta(seconds=int(age[1]) * _UNITS[age[2]])
+    else:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"got {text!r}, expected 2025-01-31T12:00:00Z or an age like 2h") from None
+        if moment.tzinfo is None:
+            raise argparse.ArgumentTypeError(f"{text!r} has no time zone, expected e.g. {text}Z")
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _filter(options: argparse.Namespace) -> Filter:
+    return Filter(run=options.run, host=options.host, verdict=options.verdict, since=options.since or "")
+
+
+def _show(directory: Path, options: argparse.Namespace) -> int:
+    items = read_records(directory, _filter(options))
+    damaged = _show_json(items) if options.json else _show_table(items)
+    if damaged:
+        sys.stderr.write("error: the ledger has damaged lines\nhint: credgate log verify\n")
+    return 1 if damaged else 0
+
+
+def _show_json(items: Iterator[Record | Damaged]) -> bool:
+    """One document, written as it is read: a ledger needn't fit into memory."""
+    damaged = False
+    start = '{"records":['
+    for item in items:
+        if isinstance(item, Damaged):
+            damaged = True
+            continue
+        sys.stdout.write(f"{start}\n{_compact(item)}")
+        start = ","
+    sys.stdout.write("\n]}\n" if start == "," else '{"records":[]}\n')
+    sys.stdout.flush()
+    return damaged
+
+
+def _show_table(items: Iterator[Record | Damaged]) -> bool:
+    damaged = False
+    print(_HEADER)
+    for item in items:
+        damaged = damaged or isinstance(item, Damaged)
+        print(_row(item))
+    sys.stdout.flush()
+    return damaged
+
+
+def _tail(directory: Path, options: argparse.Namespace) -> int:
+    last: deque[int] = deque((n for n, _ in enumerate(read_records(directory, _filter(options)))), maxlen=1)
+    total = last[0] + 1 if last else 0
+    try:
+        if not options.json:
+            print(_HEADER, flush=True)
+        for item in follow_records(directory, _filter(options), skip=max(0, total - options.n)):
+            if not options.json:
+                print(_row(item), flush=True)
+            elif not isinstance(item, Damaged):
+                print(_compact(item), flush=True)
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def _compact(record: Record) -> str:
+    return json.dumps(record, sort_keys=True, separators=(",", ":"))
+
+
+def _row(item: Record | Damaged) -> str:
+    if isinstance(item, Damaged):
+        return f"{'?':>6}  damaged line in {item.segment}: {escape(item.detail)}"
+    time = _text(item, "ts")[:19].replace("T", " ")
+    head = f"{_text(item, 'seq'):>6}  {time:19}  {_text(item, 'run'):12}  {_text(item, 'ev'):9}"
+    return f"{head}  {_text(item, 'verdict'):7}  {_what(item)}".rstrip()
+
+
+def _what(record: Record) -> str:
+    parts = [_text(record, "method"), _target(record), _text(record, "program"), _arrow(record)]
+    for name, before in (
+        ("rule", "rule "),
+        ("binding", "binding "),
+        ("secret", "secret "),
+        ("pin", "at "),
+        ("count", "count "),
+        ("ms", "ms "),
+        ("intent_seq", "of "),
+    ):
+        value = _text(record, name)
+        if value:
+            parts.append(f"[{before}{value}]")
+    parts.append(_text(record, "detail"))
+    return " ".join(part for part in parts if part)
+
+
+def _target(record: Record) -> str:
+    host = _text(record, "host")
+    if not host:
+        return ""
+    scheme, port = _text(record, "scheme"), _text(record, "port")
+    return f"{scheme}://{host}:{port}{_text(record, 'path')}" if scheme else f"{host}{_text(record, 'path')}"
+
+
+def _arrow(record: Record) -> str:
+    said = " ".join(part for part in (_text(record, "status"), _text(record, "reason")) if part)
+    return f"-> {said}" if said else ""
+
+
+def _text(record: Mapping[str, object], name: str) -> str:
+    value = record.get(name)
+    return "" if value is None else escape(str(value))
+
+
+def _verify(directory: Path, options: argparse.Namespace) -> int:
+    if options.pubkey:
+        raise CredgateError("not_yet", "log verify --pubkey: not yet", "leave it out", exit_status=2)
+    report = verify(directory)
+    if options.json:
+        print(json.dumps(as_json(report), indent=2))
+    else:
+        _print_report(directory, report)
+    return int(report.status)
+
+
+def _print_report(directory: Path, report: Report) -> None:
+    words = {
+        Status.SOUND: "sound: no line was changed, removed from the middle, doubled or moved",
+        Status.TAMPERED: "TAMPERED",
+        Status.TRUNCATED: "TRUNCATED",
+        Status.INCOMPLETE: "INCOMPLETE: the end is missing",
+        Status.UNREADABLE: "UNREADABLE",
+    }
+    rows = [("ledger", str(directory)), ("state", words[report.status]), ("records", f"{report.records} sound")]
+    if report.seq is not None:
+        rows.append(("first bad", f"record {report.seq} in {report.segment} ({report.kind})"))
+    rows += [("why", report.detail)] if report.detail else []
+    rows += [("last line", f"sha256 {report.last_sha256}")] if report.last_sha256 else []
+    rows += [("witness", f"{report.witness} (whoever owns the file could have written all of it anew)")]
+    rows += [("note", note) for note in report.notes]
+    for name, value in rows:
+        print(f"{name:10} {escape(value)}")

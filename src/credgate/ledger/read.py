@@ -1,0 +1,111 @@
+"""Read a ledger for people: filtered, and live. Whether it is sound is verify's business."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from credgate.ledger.chain import LineFault, parse_line
+from credgate.ledger.files import lines, segment_name, segments
+from credgate.ledger.record import LedgerError
+
+type Record = Mapping[str, object]
+_POLL = 0.2  # seconds: a person reads it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damaged:
+    """A line that is none of ours, at its place."""
+
+    segment: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """What to show; empty: everything. `since` is RFC 3339 UTC with microseconds, as `ts` is."""
+
+    run: str = ""
+    host: str = ""
+    verdict: str = ""
+    since: str = ""
+
+    def takes(self, record: Record) -> bool:
+        """Whether the record is to be shown."""
+        asked = (("run", self.run), ("host", self.host), ("verdict", self.verdict))
+        if any(want and record.get(name) != want for name, want in asked):
+            return False
+        return not self.since or str(record.get("ts", "")) >= self.since
+
+
+def read_records(directory: Path, want: Filter | None = None) -> Iterator[Record | Damaged]:
+    """The records in their order; damaged lines always. A line that isn't finished is left out. Raises LedgerError."""
+    yield from _from(_Position(directory), want or Filter())
+
+
+def follow_records(
+    directory: Path, want: Filter | None = None, *, skip: int = 0, go_on: Callable[[], bool] = lambda: True
+) -> Iterator[Record | Damaged]:
+    """The records behind the first `skip` ones, then each new one, while `go_on` says so. Raises LedgerError."""
+    position = _Position(directory)
+    chosen = want or Filter()
+    for number, item in enumerate(_from(position, chosen)):
+        if number >= skip:
+            yield item
+    while go_on():
+        time.sleep(_POLL)
+        yield from _from(position, chosen)
+
+
+class _Position:
+    """How far we have read: a segment, and an offset behind a whole line of it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.number = 1
+        self.offset = 0
+
+
+def _from(position: _Position, want: Filter) -> Iterator[Record | Damaged]:
+    try:
+        last = _last_segment(position.directory)
+        while position.number <= last:
+            path = position.directory / segment_name(position.number)
+            for line in _new_lines(path, position):
+                item = _item(path, line)
+                if isinstance(item, Damaged) or want.takes(item):
+                    yield item
+            if position.number == last:
+                return
+            position.number, position.offset = position.number + 1, 0
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        detail = f"can't read {error.filename or position.directory}: {why}"
+        raise LedgerError("ledger_unreadable", detail, "credgate log verify", exit_status=4) from error
+
+
+def _last_segment(directory: Path) -> int:
+    known = segments(directory)
+    if not known:
+        detail = f"no ledger in {directory}: expected {segment_name(1)}"
+        raise LedgerError("ledger_unreadable", detail, "it is made by the first `credgate run`", exit_status=4)
+    return known[-1][0]
+
+
+def _new_lines(path: Path, position: _Position) -> Iterator[bytes]:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    try:
+        for line in lines(fd, position.offset):
+            if line.endswith(b"\n"):
+                position.offset += len(line)
+                yield line
+    finally:
+        os.close(fd)
+
+
+def _item(path: Path, line: bytes) -> Record | Damaged:
+    try:
+        return parse_line(line)
+    except LineFault as fault:
+        return Damaged(segment=path.name, detail=fault.detail)
