@@ -1,0 +1,256 @@
+"""The berth keeper: `python -I -m jail.keeper FD`, FD a SOCK_SEQPACKET socket to the daemon.
+
+Exec'd before the daemon has loaded a secret, with a clean environment; single-threaded. It forks one holder a berth and
+keeps some ready. The daemon's first message is {"op": "start", "berths": N, "parent": PID or 0}; then claim, facts and
+release, each answered in order (`jail.keeper_client` is the other side). When the socket ends, all berths end.
+"""
+
+import os
+import select
+import signal
+import socket
+import sys
+from ctypes import CDLL
+from dataclasses import dataclass
+
+from jail import fdpass, firewall, holder
+from jail.errors import JailError, from_json
+from jail.fdpass import Json, Received
+
+TIMEOUT = 20.0  # seconds a holder may take for one answer; measured: 15 ms, tenths of a second on a loaded machine
+MAX_BERTHS = 16
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class _Holder:
+    """A forked holder. `ready`: its berth is built and proven. `claimed`: it belongs to a run and is never reused."""
+
+    pid: int
+    sock: socket.socket
+    ready: bool = False
+    claimed: bool = False
+
+    def receive(self) -> Received:
+        """The holder's next answer; raises the JailError that it tells, or one that says that it is gone."""
+        try:
+            got = fdpass.recv(self.sock)
+        except OSError as error:
+            raise JailError("berth_gone", f"the berth's holder does not answer: {error}") from error
+        if got is None:
+            raise JailError("berth_gone", "the berth's holder has died")
+        if got.body.get("ok") is not True:
+            got.close()
+            raise from_json(got.body)
+        return got
+
+    def ask(self, request: Json) -> Received:
+        """One request and its answer; raises as `receive`."""
+        try:
+            fdpass.send(self.sock, request)
+        except OSError as error:
+            raise JailError("berth_gone", f"the berth's holder has died: {error.strerror}") from error
+        return self.receive()
+
+    def end(self) -> None:
+        """Kill and reap. Not reaped before, so the pid is still its own."""
+        self.sock.close()
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+class Keeper:
+    """All berths of one daemon."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._berths: dict[int, _Holder] = {}
+        self._last = 0
+        self._want = 0
+        self._open: firewall.Open | None = None
+
+    def serve(self) -> None:
+        """Answer until the daemon's end is closed; then end every berth."""
+        try:
+            while self._turn():
+                pass
+        finally:
+            for number in list(self._berths):
+                self._drop(number)
+
+    def _turn(self) -> bool:
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        for berth in self._berths.values():
+            poll.register(berth.sock, select.POLLIN)
+        readable = {fd for fd, _ in poll.poll()}
+        for number, berth in list(self._berths.items()):
+            if berth.sock.fileno() in readable:
+                self._hear(number, berth)
+        return self._control.fileno() not in readable or self._serve_one()
+
+    def _hear(self, number: int, berth: _Holder) -> None:
+        """A holder speaks unasked once, when its berth is built; anything else is its end."""
+        try:
+            self._settle(berth)
+        except JailError:
+            # Told to the next claim, which builds a berth of its own and reports what that meets.
+            self._drop(number)
+
+    def _settle(self, berth: _Holder) -> None:
+        if berth.ready:
+            raise JailError("berth_gone", "the berth's holder ended by itself")
+        berth.receive().close()
+        berth.ready = True
+
+    def _serve_one(self) -> bool:
+        request = fdpass.recv(self._control)
+        if request is None:
+            return False
+        request.close()
+        try:
+            body, fds = self._answer(request.body)
+        except JailError as error:
+            body, fds = error.to_json(), []
+        try:
+            fdpass.send(self._control, body, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self._refill()
+        return True
+
+    def _answer(self, request: Json) -> tuple[Json, list[int]]:
+        match request.get("op"):
+            case "start":
+                return self._start(request), []
+            case "claim":
+                return self._claim(request)
+            case "facts":
+                return self._berth(request)[1].ask({"op": "facts"}).body, []
+            case "release":
+                self._drop(self._berth(request)[0])
+                return {"ok": True}, []
+            case other:
+                raise JailError("keeper_request", f"got op {other!r}, expected start, claim, facts or release")
+
+    def _start(self, request: Json) -> Json:
+        if 0 in os.getresuid():
+            raise JailError(
+                "keeper_root",
+                "got uid 0, expected an ordinary user: a berth maps the keeper's own uid, and no jail holds uid 0",
+                "start the daemon as the user that the run belongs to (credgate run --user NAME)",
+            )
+        berths, parent = request.get("berths"), request.get("parent")
+        if type(berths) is not int or not 0 <= berths <= MAX_BERTHS or type(parent) is not int:
+            raise JailError("keeper_request", f"got berths {berths!r} and parent {parent!r}, expected two numbers")
+        if parent:
+            _die_with(parent)
+        self._open = firewall.find()
+        self._want = berths
+        return {"ok": True}
+
+    def _claim(self, request: Json) -> tuple[Json, list[int]]:
+        number = self._next()
+        while not self._alive(number):  # an idle holder may have been killed (out of memory) since it was built
+            self._drop(number)
+            number = self._next()
+        berth = self._berths[number]
+        try:
+            got = berth.ask({"op": "claim", "ports": request.get("ports", [])})
+        except JailError:
+            self._drop(number)  # a berth that is not as asked is never handed out
+            raise
+        berth.claimed = True
+        return {**got.body, "berth": number}, got.fds
+
+    def _alive(self, number: int) -> bool:
+        # A holder that is ready and not asked says nothing: whatever can be read is its end.
+        return not select.select([self._berths[number].sock], [], [], 0)[0]
+
+    def _next(self) -> int:
+        """A berth that is ready, the oldest first; else one on its way or a new one, whose failure is raised."""
+        free = {number: berth for number, berth in self._berths.items() if not berth.claimed}
+        for number, berth in free.items():
+            if berth.ready:
+                return number
+        number = next(iter(free), 0) or self._fork()
+        try:
+            self._settle(self._berths[number])
+        except JailError:
+            self._drop(number)
+            raise
+        return number
+
+    def _refill(self) -> None:
+        while self._open and sum(not berth.claimed for berth in self._berths.values()) < self._want:
+            self._fork()
+
+    def _fork(self) -> int:
+        if self._open is None:
+            raise JailError("keeper_request", "got a claim before start")
+        keeper = os.getpid()
+        ours, theirs = fdpass.pair()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            ours.close()
+            raise JailError("berth_fork", f"fork: {error.strerror}", "", error.errno or 0) from error
+        finally:
+            if os.getpid() == keeper:
+                theirs.close()
+        if pid == 0:
+            _child(theirs, self._open, keeper)
+        ours.settimeout(TIMEOUT)
+        self._last += 1
+        self._berths[self._last] = _Holder(pid=pid, sock=ours)
+        return self._last
+
+    def _berth(self, request: Json) -> tuple[int, _Holder]:
+        number = request.get("berth")
+        berth = self._berths.get(number) if type(number) is int else None
+        if type(number) is not int or berth is None or not berth.claimed:
+            raise JailError("berth_unknown", f"got berth {number!r}, expected one that is claimed and alive")
+        return number, berth
+
+    def _drop(self, number: int) -> None:
+        self._berths.pop(number).end()
+
+
+def _child(sock: socket.socket, open_firewall: firewall.Open, keeper: int) -> None:
+    """The holder's outermost frame: it never returns into the keeper's code."""
+    status = 1
+    try:
+        holder.hold(sock, open_firewall, keeper)
+        status = 0
+    except Exception as error:  # noqa: BLE001 - outermost frame: the berth is refused
+        told = JailError("berth_internal", f"{type(error).__name__}: {error}")
+        fdpass.send(sock, told.to_json())
+    finally:
+        os._exit(status)
+
+
+def _die_with(parent: int) -> None:
+    # The signal follows the parent's *thread* that started us: the client asks for it only from its main thread.
+    CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        raise JailError("keeper_request", f"got parent {parent}, expected {os.getppid()}")
+
+
+def main(arguments: list[str]) -> int:
+    """Serve the socket whose number is the one argument; 2 for anything else."""
+    if len(arguments) != 1 or not arguments[0].isdecimal():
+        sys.stderr.write("error: got no descriptor, expected python -I -m jail.keeper FD\n")
+        return 2
+    with socket.socket(fileno=int(arguments[0])) as control:
+        control.set_inheritable(False)
+        try:
+            Keeper(control).serve()
+        except JailError as error:
+            sys.stderr.write(f"error: berth keeper: {error.detail}\n")
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
