@@ -132,7 +132,7 @@ def _name(data: bytes) -> tuple[tuple[bytes, ...], int] | Fault:
     return Fault.NAME
 
 
-def _additional(data: bytes, at: int, count: int) -> int | None | Fault:
+def _additional(data: bytes, at: int, count: int) -> int | Fault | None:
     """The version of the OPT record, None without one. Its options are skipped unread: none changes an answer."""
     if count == 0:
         return None if at == len(data) else Fault.TRAILING

@@ -181,7 +181,7 @@ def test_size_limit() -> None:
     data = header(counts=(1, 0, 0, 1)) + question(b"api", b"github", b"com") + opt
     assert len(data) == 512
     assert isinstance(parse_query(data), Query)
-    longer = data[:-padding - 2] + (padding + 1).to_bytes(2, "big") + b"\x00" * (padding + 1)
+    longer = data[: -padding - 2] + (padding + 1).to_bytes(2, "big") + b"\x00" * (padding + 1)
     assert parse_query(longer) == Malformed(ident=0x1234, recursion=True, fault=Fault.SIZE)
 
 
