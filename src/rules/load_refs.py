@@ -95,12 +95,22 @@ def _role(report: Report, role: Role, draft: Draft) -> None:
         _pair(report, f"{where}.bindings", one, other)
     reached = {*role.endpoints, *(b.endpoint for b in bindings)}
     for first, second in combinations([e for n, e in draft.endpoints.items() if n in reached], 2):
-        if first.host.labels and first.host == second.host and first.port == second.port:
-            report.add(
-                where,
-                f"{first.name} and {second.name} are one target ({first.host.text}, port {first.port})",
-                "a role reaches a target by one endpoint: put the rules into one",
-            )
+        _one_target(report, where, first, second)
+
+
+def _one_target(report: Report, where: str, one: Endpoint, other: Endpoint) -> None:
+    """Refuse two ways of dialling one target: the rules of both count, but a connection is made before any is asked."""
+    if not one.host.labels or one.host != other.host or one.port != other.port:
+        return
+    keys = ("tls", "dial_port", "alpn", "ca", "networks", "pins")
+    differ = [key for key in keys if getattr(one, key) != getattr(other, key)]
+    if differ:
+        names = ", ".join("address" if key in ("networks", "pins") else key for key in differ)
+        report.add(
+            where,
+            f"{one.name} and {other.name} are one target ({one.host.text}, port {one.port}) with a different {names}",
+            "make them equal, or put the rules into one endpoint",
+        )
 
 
 def _pair(report: Report, where: str, one: Binding, other: Binding) -> None:

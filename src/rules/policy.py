@@ -172,9 +172,10 @@ class TestCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The whole file. `sha256` is the hex digest of its bytes."""
+    """The whole file. `sha256` is the hex digest of its bytes, `ceiling_sha256` that of the ceiling above it, or ""."""
 
     sha256: str
+    ceiling_sha256: str = ""
     default_role: str = ""
     unlisted: Unlisted = Unlisted.GATEWAY
     secrets: Mapping[str, SecretRule] = field(default_factory=dict)

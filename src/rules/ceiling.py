@@ -1,0 +1,168 @@
+"""The ceiling: a policy that the machine's administrator sets and that no other policy can widen.
+
+Each role of the policy must fit inside one role of the ceiling: the one of the same name, or the ceiling's
+default_role. Inside means: each endpoint, allow rule, address, binding, secret, tool and file of the role is covered by
+one of that ceiling role. What doesn't fit is an error that names it; nothing is dropped in silence. The ceiling's deny
+rules, limits, deadline and `dns.unlisted` are added, since they can only narrow.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from rules.covers import covers_address, covers_host, covers_rule, overlaps, strictness
+from rules.policy import AllowRule, Binding, DenyRule, Endpoint, Limits, Mode, Policy, Role, Unlisted, Workdir
+from rules.problems import PolicyError, Problem
+from rules.tables import Report, join, show
+
+__all__ = ["narrow"]
+
+_HINT = "the ceiling is set by this machine's administrator; take the entry out, or ask for it there"
+
+
+def narrow(policy: Policy, ceiling: Policy) -> Policy:
+    """Return the policy under the ceiling. Raises PolicyError with everything that reaches above it."""
+    report = Report()
+    matched = {name: _role_above(report, role, ceiling) for name, role in policy.roles.items()}
+    for name, above in matched.items():
+        if above is not None:
+            _check_role(report, policy, policy.roles[name], ceiling, above)
+    if report.problems:
+        raise PolicyError(dict.fromkeys(report.problems))
+    roles = {name: _narrow_role(policy.roles[name], above) for name, above in matched.items() if above is not None}
+    nxdomain = Unlisted.NXDOMAIN in (policy.unlisted, ceiling.unlisted)
+    return replace(
+        policy,
+        unlisted=Unlisted.NXDOMAIN if nxdomain else Unlisted.GATEWAY,
+        endpoints={name: _with_denies(e, ceiling) for name, e in policy.endpoints.items()},
+        roles=roles,
+        ceiling_sha256=ceiling.sha256,
+    )
+
+
+def _role_above(report: Report, role: Role, ceiling: Policy) -> Role | None:
+    above = ceiling.roles.get(role.name) or ceiling.roles.get(ceiling.default_role)
+    if above is None:
+        report.add(join("role", role.name), "the ceiling has neither a role of this name nor a default_role", _HINT)
+    return above
+
+
+def _check_role(report: Report, policy: Policy, role: Role, ceiling: Policy, above: Role) -> None:
+    where = join("role", role.name)
+    for endpoint in policy.endpoints_of(role.name):
+        _check_endpoint(report, endpoint, ceiling, above)
+    for name in role.bindings:
+        _check_binding(report, policy, policy.bindings[name], ceiling, above)
+    if role.workdir is Workdir.WRITE and above.workdir is not Workdir.WRITE:
+        report.add(f"{where}.workdir", f'got "write", the ceiling\'s role {above.name} has "{above.workdir}"', _HINT)
+    for key, mine, theirs in (("tools", role.tools, above.tools), ("read", role.read, above.read)):
+        for path in mine:
+            if not any(_below(path, outer) for outer in theirs):
+                report.add(f"{where}.{key}", f"{show(path)} is in none of the ceiling's {key}", _HINT)
+    for name in role.env:
+        if name not in above.env:
+            report.add(f"{where}.env", f"{name} is not in the ceiling's env", _HINT)
+
+
+def _below(path: str, outer: str) -> bool:
+    base = outer.rstrip("/")
+    return path.rstrip("/") == base or path.startswith(base + "/")
+
+
+def _check_endpoint(report: Report, endpoint: Endpoint, ceiling: Policy, above: Role) -> None:
+    """Record what keeps the endpoint from fitting the ceiling's endpoint that it comes nearest to."""
+    where = join("endpoint", endpoint.name)
+    candidates = [e for e in ceiling.endpoints_of(above.name) if _same_target(e, endpoint)]
+    if not candidates:
+        message = f"the ceiling's role {above.name} reaches no endpoint that covers {endpoint.host.text}"
+        report.add(where, f"{message}, port {endpoint.port}, tls = {str(endpoint.tls).lower()}", _HINT)
+        return
+    misfits: list[list[Problem]] = [_misfits(where, endpoint, outer) for outer in candidates]
+    report.problems += min(misfits, key=len)
+
+
+def _same_target(outer: Endpoint, inner: Endpoint) -> bool:
+    return covers_host(outer.host, inner.host) and outer.port == inner.port and outer.tls == inner.tls
+
+
+def _misfits(where: str, inner: Endpoint, outer: Endpoint) -> list[Problem]:
+    report = Report()
+    facts: Mapping[str, bool] = {
+        "dial_port": inner.dial_port == outer.dial_port,
+        "alpn": set(inner.alpn) <= set(outer.alpn),
+        "ca": inner.ca in ("", outer.ca),
+        "foreign": strictness(inner.foreign) <= strictness(outer.foreign),
+        "address": _addresses_fit(inner, outer),
+    }
+    for key, fits in facts.items():
+        if not fits:
+            report.add(f"{where}.{key}", f"reaches beyond the ceiling's endpoint {outer.name}", _HINT)
+    for rule in inner.allow:
+        if not _covered(rule, outer.allow):
+            message = f"no single rule of the ceiling's endpoint {outer.name} covers the rule {show(rule.id)}"
+            report.add(f"{where}.allow", message, _HINT)
+    return report.problems
+
+
+def _addresses_fit(inner: Endpoint, outer: Endpoint) -> bool:
+    """Pins replace the look-up, so an endpoint that the ceiling pins has to stay pinned."""
+    if outer.pins and not inner.pins:
+        return False
+    return all(covers_address(outer.networks, outer.pins, value) for value in (*inner.networks, *inner.pins))
+
+
+def _covered(rule: AllowRule, rules: Iterable[AllowRule]) -> bool:
+    return any(covers_rule(outer, rule) for outer in rules)
+
+
+def _check_binding(report: Report, policy: Policy, binding: Binding, ceiling: Policy, above: Role) -> None:
+    where = join("binding", binding.name)
+    outer = ceiling.bindings[binding.name] if binding.name in above.bindings else None
+    if outer is None:
+        report.add(where, f"the ceiling's role {above.name} has no binding of this name", _HINT)
+        return
+    endpoint, target = policy.endpoints[binding.endpoint], ceiling.endpoints[outer.endpoint]
+    facts: Mapping[str, bool] = {
+        "secret": policy.secrets[binding.secret] == ceiling.secrets[outer.secret],
+        "endpoint": _same_target(target, endpoint),
+        "place": (binding.place, binding.header) == (outer.place, outer.header),
+        "format": binding.format == outer.format,
+        "mode": binding.mode is outer.mode or outer.mode is Mode.OVERWRITE,
+        "foreign": strictness(binding.foreign) <= strictness(outer.foreign),
+        "response.set_cookie": binding.drop_set_cookie or not outer.drop_set_cookie,
+    }
+    for key, fits in facts.items():
+        if not fits:
+            report.add(
+                f"{where}.{key}", f"differs from the ceiling's binding {outer.name}, or reaches beyond it", _HINT
+            )
+    bound = [rule for rule in target.allow if rule.id in outer.rules]
+    for rule in endpoint.allow:
+        if rule.id in binding.rules and not _covered(rule, bound):
+            message = f"no single rule that the ceiling binds covers the rule {show(rule.id)}"
+            report.add(f"{where}.rules", message, _HINT)
+
+
+def _with_denies(endpoint: Endpoint, ceiling: Policy) -> Endpoint:
+    """Add the deny rules of every endpoint of the ceiling that shares a host with this one."""
+    shared = [e for e in ceiling.endpoints.values() if e.port == endpoint.port and overlaps(e.host, endpoint.host)]
+    added = tuple(_renamed(rule, e) for e in shared for rule in e.deny)
+    return replace(endpoint, deny=(*endpoint.deny, *added))
+
+
+def _renamed(rule: DenyRule, endpoint: Endpoint) -> DenyRule:
+    return replace(rule, id=f"ceiling/{endpoint.name}/{rule.id}")
+
+
+def _narrow_role(role: Role, above: Role) -> Role:
+    deadlines = [d for d in (role.deadline, above.deadline) if d is not None]
+    return replace(role, deadline=min(deadlines, default=None), limits=_least(role.limits, above.limits))
+
+
+def _least(one: Limits, other: Limits) -> Limits:
+    return Limits(
+        memory=min(one.memory, other.memory),
+        processes=min(one.processes, other.processes),
+        open_files=min(one.open_files, other.open_files),
+        cpu=min(one.cpu, other.cpu),
+        file_size=min(one.file_size, other.file_size),
+    )

@@ -1,0 +1,75 @@
+"""Whether everything that one pattern or rule lets through is let through by another one too. Sound, not complete:
+a True is certain, a False may be a spelling that this comparison doesn't see through.
+"""
+
+from rules.hosts import HostPattern
+from rules.paths import PathPattern
+from rules.policy import Address, AllowRule, Foreign, Network
+
+__all__ = ["covers_address", "covers_host", "covers_path", "covers_rule", "overlaps", "strictness"]
+
+_STRICTNESS = {Foreign.DENY: 0, Foreign.STRIP: 1, Foreign.ALLOW: 2}
+
+
+def strictness(foreign: Foreign) -> int:
+    """Order the treatments of a client's own credentials, the strictest first."""
+    return _STRICTNESS[foreign]
+
+
+def covers_host(outer: HostPattern, inner: HostPattern) -> bool:
+    """Tell whether each host of `inner` is one of `outer`."""
+    if inner.exact:
+        return outer.matches_labels(inner.labels)
+    if outer.wild == "**":
+        return inner.labels[-len(outer.labels) :] == outer.labels
+    return outer.wild == inner.wild and outer.labels == inner.labels
+
+
+def overlaps(one: HostPattern, other: HostPattern) -> bool:
+    """Tell whether a host exists that both mean. Of two patterns that share one, one covers the other."""
+    return covers_host(one, other) or covers_host(other, one)
+
+
+def covers_path(outer: PathPattern, inner: PathPattern) -> bool:
+    """Tell whether each path of `inner` is one of `outer`.
+
+    A table from the ends backwards: cell [i][j] says whether outer from i on covers inner from j on.
+    """
+    wide, narrow = outer.segments, inner.segments
+    below = [False] * len(narrow) + [True]
+    for part in reversed(wide):
+        row = [False] * len(narrow) + [part == "**" and below[-1]]
+        for j in range(len(narrow) - 1, -1, -1):
+            if part == "**":
+                row[j] = below[j] or row[j + 1]
+            else:
+                row[j] = _covers_segment(part, narrow[j]) and below[j + 1]
+        below = row
+    return below[0]
+
+
+def _covers_segment(outer: str, inner: str) -> bool:
+    return outer == inner or (outer == "*" and inner not in ("", "**"))
+
+
+def covers_rule(outer: AllowRule, inner: AllowRule) -> bool:
+    """Tell whether each request that `inner` allows is allowed by `outer`."""
+    paths = all(any(covers_path(o, i) for o in outer.paths) for i in inner.paths)
+    query = outer.query is None or (inner.query is not None and inner.query <= outer.query)
+    return paths and query and inner.methods <= outer.methods and (outer.encoded_slash or not inner.encoded_slash)
+
+
+def covers_address(networks: tuple[Network, ...], pins: tuple[Address, ...], value: Network | Address) -> bool:
+    """Tell whether an address or a prefix lies inside one of `networks`, or is one of `pins`."""
+    if value in pins:
+        return True
+    text = str(value)
+    return any(_inside(text, network) for network in networks)
+
+
+def _inside(text: str, network: Network) -> bool:
+    inner = type(network)
+    try:
+        return inner(text).subnet_of(network)  # type: ignore[arg-type]
+    except ValueError:  # the other family
+        return False
