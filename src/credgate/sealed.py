@@ -106,7 +106,7 @@ class SealedKeyring(KeyringBackend):
             raise self._damaged("it is not JSON") from error
         if not _is_document(document):
             raise self._damaged("it has not the shape of version 1")
-        return document["key"], cast(_Values, document["values"])
+        return document["key"], cast("_Values", document["values"])
 
     def _write(self, key: bytes, values: _Values) -> None:
         document = {"v": 1, "key": _key_id(key), "values": {name: held for name, held in values.items() if held}}

@@ -14,7 +14,7 @@ def _escaped(char: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Replace what a terminal could act on, or what can't be seen, by its \\x, \\u or \\U form."""
+    """Replace what a terminal could act on, or what can't be seen, by its escape, as Python writes it."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_escaped(c) if unicodedata.category(c) in _UNSAFE else c for c in text)

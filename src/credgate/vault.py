@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import assert_never
 
@@ -178,8 +177,8 @@ def _check_file(rule: SecretRule, path: Path, facts: os.stat_result) -> None:
         raise SecretUnavailable("file_refused", detail, f"chmod 0600 {path}, and think of the value as seen")
 
 
-def store(places: Places, environ: Mapping[str, str], name: str, value: str) -> Entry:
-    """Keep a value in the best backend and note it in the index. Raises SecretUnavailable and PlaceError."""
+def store(places: Places, environ: Mapping[str, str], name: str, value: str, set_at: str) -> Entry:
+    """Keep a value in the best backend and note it in the index; `set_at` is RFC 3339 UTC. Raises SecretUnavailable and PlaceError."""
     check_value(check_name(name), value)
     with locked_index(places) as index:
         backend = choose_backend(places, environ)
@@ -188,7 +187,7 @@ def store(places: Places, environ: Mapping[str, str], name: str, value: str) -> 
             name=name,
             backend=backend.name,
             fingerprint=index.fingerprint(value),
-            set_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            set_at=set_at,
         )
         write_index(places, replace(index, entries={**index.entries, name: entry}))
     return entry

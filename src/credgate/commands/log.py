@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -79,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 def _since(text: str) -> str:
     age = _AGE.fullmatch(text)
     if age:
-        moment = datetime.now(UTC) - timedelta(seconds=int(age[1]) * _UNITS[age[2]])
+        moment = datetime.fromtimestamp(time.time(), UTC) - timedelta(seconds=int(age[1]) * _UNITS[age[2]])
     else:
         try:
             moment = datetime.fromisoformat(text)
@@ -119,10 +120,10 @@ def _show_json(items: Iterator[Record | Damaged]) -> bool:
 
 def _show_table(items: Iterator[Record | Damaged]) -> bool:
     damaged = False
-    print(_HEADER)
+    sys.stdout.write(f"{_HEADER}\n")
     for item in items:
         damaged = damaged or isinstance(item, Damaged)
-        print(_row(item))
+        sys.stdout.write(f"{_row(item)}\n")
     sys.stdout.flush()
     return damaged
 
@@ -132,15 +133,20 @@ def _tail(directory: Path, options: argparse.Namespace) -> int:
     total = last[0] + 1 if last else 0
     try:
         if not options.json:
-            print(_HEADER, flush=True)
+            _say(_HEADER)
         for item in follow_records(directory, _filter(options), skip=max(0, total - options.n)):
             if not options.json:
-                print(_row(item), flush=True)
+                _say(_row(item))
             elif not isinstance(item, Damaged):
-                print(_compact(item), flush=True)
+                _say(_compact(item))
     except KeyboardInterrupt:
         return 0
     return 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def _compact(record: Record) -> str:
@@ -150,8 +156,8 @@ def _compact(record: Record) -> str:
 def _row(item: Record | Damaged) -> str:
     if isinstance(item, Damaged):
         return f"{'?':>6}  damaged line in {item.segment}: {escape(item.detail)}"
-    time = _text(item, "ts")[:19].replace("T", " ")
-    head = f"{_text(item, 'seq'):>6}  {time:19}  {_text(item, 'run'):12}  {_text(item, 'ev'):9}"
+    when = _text(item, "ts")[:19].replace("T", " ")
+    head = f"{_text(item, 'seq'):>6}  {when:19}  {_text(item, 'run'):12}  {_text(item, 'ev'):9}"
     return f"{head}  {_text(item, 'verdict'):7}  {_what(item)}".rstrip()
 
 
@@ -196,7 +202,7 @@ def _verify(directory: Path, options: argparse.Namespace) -> int:
         raise CredgateError("not_yet", "log verify --pubkey: not yet", "leave it out", exit_status=2)
     report = verify(directory)
     if options.json:
-        print(json.dumps(as_json(report), indent=2))
+        _say(json.dumps(as_json(report), indent=2))
     else:
         _print_report(directory, report)
     return int(report.status)
@@ -218,4 +224,4 @@ def _print_report(directory: Path, report: Report) -> None:
     rows += [("witness", f"{report.witness} (whoever owns the file could have written all of it anew)")]
     rows += [("note", note) for note in report.notes]
     for name, value in rows:
-        print(f"{name:10} {escape(value)}")
+        _say(f"{name:10} {escape(value)}")

@@ -133,7 +133,7 @@ def _head(path: Path, fd: int, length: int) -> tuple[Head, bool]:
     except LineFault as fault:
         raise LedgerError("ledger_damaged", f"last line of {path}: {fault.detail}", _VERIFY) from fault
     seq = record["seq"]
-    assert isinstance(seq, int)  # noqa: S101  parse_line has checked it
+    assert isinstance(seq, int)  # parse_line has checked it
     return Head(seq=seq, sha256=hashlib.sha256(line).hexdigest()), record["ev"] == "final"
 
 

@@ -42,8 +42,11 @@ def host_clock() -> Clock:
         raise LedgerError("no_boot_id", f"can't read {_BOOT_ID}: {error.strerror}", "mount /proc") from error
 
     def now() -> Stamp:
-        ts = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        return Stamp(ts=ts, boot=boot, mono_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+        seconds, nanos = divmod(time.time_ns(), 10**9)
+        moment = datetime.fromtimestamp(seconds, UTC).replace(microsecond=nanos // 1000)
+        return Stamp(
+            ts=moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ"), boot=boot, mono_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        )
 
     return now
 
