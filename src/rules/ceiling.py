@@ -77,7 +77,8 @@ def _check_endpoint(report: Report, endpoint: Endpoint, ceiling: Policy, above: 
         report.add(where, f"{message}, port {endpoint.port}, tls = {str(endpoint.tls).lower()}", _HINT)
         return
     misfits: list[list[Problem]] = [_misfits(where, endpoint, outer) for outer in candidates]
-    report.problems += min(misfits, key=len)
+    nearest: list[Problem] = min(misfits, key=len)
+    report.problems += nearest
 
 
 def _same_target(outer: Endpoint, inner: Endpoint) -> bool:
