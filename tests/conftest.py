@@ -1,0 +1,40 @@
+"""Fixtures of the whole suite."""
+
+import os
+import pwd
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+pytest_plugins = ["pytester", "tests.needs", "tests.targets.fixtures"]
+
+CHECKOUT = Path(__file__).parent.parent
+
+# The example database would be written into the checkout, which an ordinary user may not be able to.
+settings.register_profile("suite", database=None, deadline=None)
+settings.load_profile("suite")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrdinaryUser:
+    """An account without rights: who runs the suite, or the one that root's suite starts runs for."""
+
+    name: str
+    uid: int
+    gid: int
+    home: Path
+
+
+@pytest.fixture(scope="session")
+def ordinary_user() -> OrdinaryUser:
+    """Whom a run belongs to: the caller, or (by root) the account `credgate-test`, made when it is missing."""
+    if os.geteuid() != 0:
+        entry = pwd.getpwuid(os.geteuid())
+    else:
+        make = ["bash", "-euc", ". scripts/lib/say.sh; . scripts/lib/account.sh; make_test_account"]
+        subprocess.run(make, cwd=CHECKOUT, check=True, capture_output=True)
+        entry = pwd.getpwnam("credgate-test")
+    return OrdinaryUser(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid, home=Path(entry.pw_dir))

@@ -1,0 +1,133 @@
+"""The suite's own rules: features that CI requires cannot be skipped or forgotten, and the contracts can break."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parent.parent
+
+FAKE_FEATURES = """
+    import tests.needs
+    tests.needs.FEATURES = {"here": lambda: "", "gone": lambda: "this kernel has none"}
+    tests.needs.lack.cache_clear()
+"""
+NEEDS_HERE = """
+    import pytest
+    @pytest.mark.needs("here")
+    def test_here(): pass
+"""
+NEEDS_GONE = """
+    import pytest
+    @pytest.mark.needs("gone")
+    def test_gone(): raise AssertionError("must not run")
+"""
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    monkeypatch.setenv("PYTHONPATH", str(CHECKOUT))
+    monkeypatch.delenv("CREDGATE_REQUIRE", raising=False)
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    pytester.makeini("[pytest]\ntestpaths = .\naddopts = -p tests.needs -p fake_features -p no:randomly --strict-markers")
+    pytester.makepyfile(fake_features=FAKE_FEATURES)
+    return pytester
+
+
+def test_a_missing_feature_skips_with_the_reason(suite: pytest.Pytester) -> None:
+    suite.makepyfile(NEEDS_GONE)
+    result = suite.runpytest_subprocess("-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*no gone: this kernel has none*"])
+
+
+def test_a_missing_feature_fails_where_it_is_required(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CREDGATE_REQUIRE", "gone")
+    suite.makepyfile(NEEDS_GONE)
+    result = suite.runpytest_subprocess()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*gone is required*this kernel has none*"])
+
+
+def test_a_required_feature_that_no_test_exercises_fails_the_session(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CREDGATE_REQUIRE", "here")
+    suite.makepyfile("def test_other(): pass")
+    result = suite.runpytest_subprocess()
+    result.assert_outcomes(passed=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["ERROR here is required*no test that passed needs it"])
+
+
+def test_a_test_that_is_skipped_in_its_body_exercises_nothing(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CREDGATE_REQUIRE", "here")
+    suite.makepyfile(NEEDS_HERE.replace("pass", "pytest.skip('not today')"))
+    assert suite.runpytest_subprocess().ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_a_required_feature_that_is_exercised_passes(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CREDGATE_REQUIRE", "here")
+    suite.makepyfile(NEEDS_HERE)
+    result = suite.runpytest_subprocess()
+    result.assert_outcomes(passed=1)
+    assert result.ret == pytest.ExitCode.OK
+
+
+def test_a_part_of_the_suite_is_not_asked_for_all_features(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CREDGATE_REQUIRE", "here")
+    part = suite.makepyfile("def test_other(): pass")
+    assert suite.runpytest_subprocess(part).ret == pytest.ExitCode.OK
+
+
+def test_a_feature_that_nobody_knows_is_an_error(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite.makepyfile(NEEDS_HERE.replace('"here"', '"heer"'))
+    suite.runpytest_subprocess().assert_outcomes(errors=1)
+    monkeypatch.setenv("CREDGATE_REQUIRE", "heer")
+    assert suite.runpytest_subprocess().ret == pytest.ExitCode.USAGE_ERROR
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the sources, to break a contract in."""
+    shutil.copytree(CHECKOUT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    shutil.copy(CHECKOUT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def lint_imports(tree: Path) -> subprocess.CompletedProcess[str]:
+    code = "import sys; sys.path.insert(0, 'src'); from importlinter.cli import lint_imports_command as c; c()"
+    env = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [sys.executable, "-I", "-c", code, "--no-cache"], cwd=tree, env=env, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_sources_keep_the_import_contract(tree: Path) -> None:
+    done = lint_imports(tree)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "broken"),
+    [
+        ("rules/request.py", "import socket", "rules does no I/O"),
+        ("rules/request.py", "import jail", "credgate -> jail | resolver -> rules"),
+        ("jail/__init__.py", "import resolver", "credgate -> jail | resolver -> rules"),
+        ("resolver/__init__.py", "import credgate", "credgate -> jail | resolver -> rules"),
+        ("jail/__init__.py", "import keyring", "only the daemon's side"),
+    ],
+)
+def test_a_forbidden_import_breaks_the_contract(tree: Path, module: str, line: str, broken: str) -> None:
+    path = tree / "src" / module
+    path.write_text(f"{path.read_text()}\n{line}\n")
+    done = lint_imports(tree)
+    assert done.returncode == 1, done.stderr
+    assert any(broken in row and "BROKEN" in row for row in done.stdout.splitlines()), done.stdout
