@@ -10,10 +10,10 @@ that has one is refused unless its endpoint says foreign = "allow".
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from rules.credentials import credentials_of
-from rules.decoys import misplaced
+from rules.credentials import credentials_of, fold_name
+from rules.decoys import holds_decoy, misplaced
 from rules.hosts import AddressLiteral, HostError, is_metadata_name, labels_of, normalize_host
-from rules.inject import decoy_in_place, header_of
+from rules.inject import header_of
 from rules.parse import bracketed
 from rules.policy import AllowRule, Binding, DenyRule, Endpoint, Foreign, Policy
 from rules.reasons import Reason
@@ -183,8 +183,7 @@ def _check_credentials(request: Request, allow: Allow, decoys: Mapping[str, str]
             message="A placeholder stands where its secret does not belong.",
             hint="the placeholder goes into the place that its binding names, once, to that endpoint alone",
         )
-    policies = {b.foreign for b in allow.bindings} or {allow.endpoint.foreign}
-    if _foreign(request, allow, decoys, policies):
+    if _foreign(request, allow, decoys):
         return Deny(
             reason=Reason.FOREIGN_CREDENTIAL,
             message="The request holds a credential of its own.",
@@ -193,11 +192,16 @@ def _check_credentials(request: Request, allow: Allow, decoys: Mapping[str, str]
     return allow
 
 
-def _foreign(request: Request, allow: Allow, decoys: Mapping[str, str], policies: set[Foreign]) -> bool:
-    if not allow.bindings and policies == {Foreign.ALLOW}:
+def _foreign(request: Request, allow: Allow, decoys: Mapping[str, str]) -> bool:
+    """Whether a credential of the client's own refuses the request; the strictest of endpoint and bindings counts."""
+    if not allow.bindings and allow.endpoint.foreign is Foreign.ALLOW:
         return False
-    ours = {header_of(b) for b in allow.bindings if decoy_in_place(request, b, decoys.get(b.name, ""))}
     found = credentials_of(request)
     if any(credential.place == "query" for credential in found):
         return True
-    return Foreign.DENY in policies and any(credential.name not in ours for credential in found)
+    if Foreign.DENY not in {allow.endpoint.foreign, *(binding.foreign for binding in allow.bindings)}:
+        return False
+    ours = {header_of(b) for b in allow.bindings if holds_decoy(request, b, decoys.get(b.name, ""))}
+    places = {header_of(binding) for binding in allow.bindings}
+    sent = {fold_name(name) for name, _ in request.headers}
+    return not ours.issuperset({credential.name for credential in found} | (places & sent))

@@ -10,7 +10,7 @@ from rules.inject import basic_text, decoy_in_place, header_of
 from rules.policy import Binding, Mode
 from rules.request import Request
 
-__all__ = ["misplaced"]
+__all__ = ["holds_decoy", "misplaced"]
 
 # No server takes a credential from these, and agents write free text into them.
 _INERT = frozenset({"user-agent", "referer"})
@@ -19,30 +19,32 @@ _INERT = frozenset({"user-agent", "referer"})
 def misplaced(request: Request, bindings: Collection[Binding], decoys: Mapping[str, str]) -> bool:
     """Whether a decoy of the run stands in path, query or a header other than the place of its own binding."""
     for decoy in {value for value in decoys.values() if value}:
-        if decoy in unquote_plus(request.target) or decoy in unquote(request.target) or decoy in request.target:
+        if any(decoy in reading for reading in (request.target, unquote(request.target), unquote_plus(request.target))):
             return True
-        own = [binding for binding in bindings if decoys.get(binding.name) == decoy]
-        if any(not _belongs(request, name, own, decoy) for name in _headers_with(request, decoy)):
+        own = {header_of(b) for b in bindings if decoys.get(b.name) == decoy and holds_decoy(request, b, decoy)}
+        if not own.issuperset(_headers_with(request, decoy)):
             return True
     return False
 
 
-def _headers_with(request: Request, decoy: str) -> list[str]:
-    return [
+def holds_decoy(request: Request, binding: Binding, decoy: str) -> bool:
+    """Whether the decoy stands where this binding's secret goes.
+
+    In mode overwrite the whole header is replaced, so the decoy does not leave, whatever form the client gave it.
+    """
+    if binding.mode is Mode.OVERWRITE:
+        return bool(decoy) and header_of(binding) in _headers_with(request, decoy)
+    return decoy_in_place(request, binding, decoy)
+
+
+def _headers_with(request: Request, decoy: str) -> set[str]:
+    return {
         fold_name(name)
         for name, value in request.headers
         if fold_name(name) not in _INERT and any(decoy in reading for reading in _readings(value))
-    ]
+    }
 
 
 def _readings(value: bytes) -> tuple[str, ...]:
     text = value.decode("latin-1")
     return text, unquote(text), basic_text(value)
-
-
-def _belongs(request: Request, name: str, own: Collection[Binding], decoy: str) -> bool:
-    """In mode overwrite the whole header is replaced, so the decoy does not leave whatever its form."""
-    return any(
-        header_of(binding) == name and (binding.mode is Mode.OVERWRITE or decoy_in_place(request, binding, decoy))
-        for binding in own
-    )

@@ -66,8 +66,8 @@ def rewrite(
     Raises InjectError where a needed secret is missing or cannot stand in a header; nothing may be sent then.
     """
     keep_credentials = allow.endpoint.foreign is Foreign.ALLOW and not allow.bindings
-    written = {header_of(b): _value(b, secrets) for b in injected(request, allow, decoys)}
-    dropped = _named_by_connection(request) | {fold_name(name.encode()) for name in written}
+    written = tuple((_wire_name(b), _value(b, secrets)) for b in injected(request, allow, decoys))
+    dropped = _named_by_connection(request) | {header_of(binding) for binding in allow.bindings}
     kept = [
         _canonical_host(request, name, value)
         for name, value in request.headers
@@ -75,7 +75,7 @@ def rewrite(
     ]
     if request.http_version.startswith("HTTP/2"):
         kept = [(name, value) for name, value in kept if name.lower() != b"host"]
-    return (*kept, *((name.encode("ascii"), value) for name, value in written.items()))
+    return (*kept, *written)
 
 
 def authority(request: Request) -> bytes:
@@ -88,7 +88,7 @@ def decoy_in_place(request: Request, binding: Binding, decoy: str) -> bool:
     """Whether the client put this decoy, once, where the binding's secret goes."""
     if not decoy:
         return False
-    values = [value for key, value in request.headers if fold_name(key) == header_of(binding).replace("_", "-")]
+    values = [value for key, value in request.headers if fold_name(key) == header_of(binding)]
     if len(values) != 1:
         return False
     text = basic_text(values[0]) if binding.place is PlaceKind.BASIC else values[0].decode("latin-1")
@@ -112,8 +112,12 @@ def _place_text(binding: Binding) -> str:
 
 
 def header_of(binding: Binding) -> str:
-    """The header that a binding writes, lower case."""
-    return "authorization" if binding.place is PlaceKind.BASIC else binding.header.lower()
+    """The header that a binding writes, as the tables of credentials spell names."""
+    return "authorization" if binding.place is PlaceKind.BASIC else fold_name(binding.header.encode("ascii"))
+
+
+def _wire_name(binding: Binding) -> bytes:
+    return b"authorization" if binding.place is PlaceKind.BASIC else binding.header.lower().encode("ascii")
 
 
 def _value(binding: Binding, secrets: Mapping[str, str]) -> bytes:

@@ -23,6 +23,7 @@ _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 _UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 _FORBIDDEN_ESCAPES = frozenset(range(0x20)) | {0x7F} | frozenset(rb"\;")
 _DOUBLE = re.compile(r"%25[0-9A-Fa-f]{2}")
+_FORMAT = re.compile(r"(?<=[^/])\.[a-z0-9]*\Z")
 _DOTS = frozenset({".", ".."})
 
 
@@ -73,9 +74,10 @@ class PathPattern:
     def could_mean(self, path: str) -> bool:
         """Whether some server could read the path as one that is covered: for deny rules.
 
-        Read with escapes decoded, cut at a decoded "?", "#" or ";", without regard to case or a last slash.
+        Read with escapes decoded, cut at a decoded "?" or "#", without regard to case, to white space around a
+        segment, to a last slash and to a format behind the last dot (frameworks route "/keys.json" as "/keys").
         """
-        folded = tuple(unquote(segment).lower() for segment in self.segments)
+        folded = tuple(unquote("/".join(self.segments)).lower().split("/"))
         return any(_match(folded, reading.split("/")[1:]) for reading in _readings(path))
 
 
@@ -126,9 +128,10 @@ def _fold(path: str) -> str:
 
 def _readings(path: str) -> set[str]:
     decoded = unquote(path).lower()
-    cut = re.split(r"[?#;]", decoded, maxsplit=1)[0]
-    readings = {path.lower(), decoded, cut}
-    return readings | {reading.rstrip("/") or "/" for reading in readings}
+    readings = {path.lower(), decoded, re.split(r"[?#]", decoded, maxsplit=1)[0]}
+    readings |= {re.sub(r"\s*/\s*", "/", reading).rstrip() for reading in readings}
+    readings |= {reading.rstrip("/") or "/" for reading in readings}
+    return readings | {_FORMAT.sub("", reading) for reading in readings}
 
 
 def _match(pattern: tuple[str, ...], path: list[str]) -> bool:
