@@ -1,0 +1,51 @@
+"""What a policy that lies in the work tree may hold.
+
+Whoever writes the repository, the jailed agent included, writes that file too. It may say what is reachable and how
+tight the jail is, but hold nothing that reaches for the user's secrets, files, trust or private network.
+"""
+
+from collections.abc import Iterator
+
+from rules.addresses import AddressClass, classify
+from rules.policy import Endpoint, Policy, Role
+from rules.problems import PolicyError, Problem
+from rules.tables import join
+
+__all__ = ["check_tree_policy"]
+
+
+def check_tree_policy(policy: Policy, hint: str) -> None:
+    """Raise PolicyError with everything that a policy of the work tree can't define. `hint` says where it can."""
+    problems = [
+        Problem(where=where, message=f"a policy in the work tree can't {what}", hint=hint)
+        for where, what in _all(policy)
+    ]
+    if problems:
+        raise PolicyError(problems)
+
+
+def _all(policy: Policy) -> Iterator[tuple[str, str]]:
+    for name in policy.secrets:
+        yield join("secret", name), "define a secret"
+    for name in policy.bindings:
+        yield join("binding", name), "bind a secret"
+    for endpoint in policy.endpoints.values():
+        yield from _endpoint(endpoint)
+    for role in policy.roles.values():
+        yield from _role(role)
+
+
+def _endpoint(endpoint: Endpoint) -> Iterator[tuple[str, str]]:
+    where = join("endpoint", endpoint.name)
+    if endpoint.ca:
+        yield f"{where}.ca", "add a ca"
+    if endpoint.networks or any(classify(pin) is not AddressClass.PUBLIC for pin in endpoint.pins):
+        yield f"{where}.address", "open an address that is not public"
+
+
+def _role(role: Role) -> Iterator[tuple[str, str]]:
+    where = join("role", role.name)
+    if role.read:
+        yield f"{where}.read", "bind files of the host"
+    if role.tools:
+        yield f"{where}.tools", "bind install trees of the host"
