@@ -1,4 +1,4 @@
-"""What a test may need of the host. Each is found out by doing it: a kernel that lists a feature may still refuse it."""
+"""What a test may need of the host, each found out by doing it: a kernel that lists a feature may still refuse it."""
 
 import ctypes
 import os
@@ -36,7 +36,8 @@ def _program(*names: str) -> Callable[[], str]:
 def _python(code: str) -> Callable[[], str]:
     def lack() -> str:
         env = {"PATH": PATH, "FOR_UID": str(os.geteuid())}
-        done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, env=env, timeout=30)
+        argv = [sys.executable, "-I", "-c", code]
+        done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=30, check=False)
         return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
 
     return lack

@@ -1,8 +1,8 @@
 """A pytest plugin: what a test needs of the host, and proof that what CI requires was really exercised.
 
-`@pytest.mark.needs("landlock", "userns")` skips where the host lacks a feature. CREDGATE_REQUIRE=landlock,... turns that
-skip into a failure, and fails the session when the whole suite was run and no test exercised a required feature: a
-guard whose tests were all skipped, renamed or deleted does not pass for tested.
+`@pytest.mark.needs("landlock", "userns")` skips where the host lacks a feature. CREDGATE_REQUIRE=landlock,... turns
+that skip into a failure, and fails the session when the whole suite was run and no test exercised a required feature:
+a guard whose tests were all skipped, renamed or deleted does not pass for tested.
 """
 
 import functools
@@ -84,4 +84,5 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for feature in config.stash[_unexercised]:
-        terminalreporter.write_line(f"ERROR {feature} is required ({REQUIRE}), and no test that passed needs it", red=True)
+        line = f"ERROR {feature} is required ({REQUIRE}), and no test that passed needs it"
+        terminalreporter.write_line(line, red=True)

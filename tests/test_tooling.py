@@ -32,7 +32,8 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     monkeypatch.setenv("PYTHONPATH", str(CHECKOUT))
     monkeypatch.delenv("CREDGATE_REQUIRE", raising=False)
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
-    pytester.makeini("[pytest]\ntestpaths = .\naddopts = -p tests.needs -p fake_features -p no:randomly --strict-markers")
+    options = "-p tests.needs -p fake_features -p no:randomly --strict-markers"
+    pytester.makeini(f"[pytest]\ntestpaths = .\naddopts = {options}")
     pytester.makepyfile(fake_features=FAKE_FEATURES)
     return pytester
 
