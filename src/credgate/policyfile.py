@@ -12,8 +12,10 @@ from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from credgate.errors import CredgateError
+from credgate.paths import Places
 from credgate.policytrust import check_trusted
 from rules.ceiling import narrow
 from rules.load import MAX_BYTES, load_policy
@@ -22,9 +24,13 @@ from rules.problems import PolicyError, Problem
 from rules.tables import closest
 from rules.tree_policy import check_tree_policy
 
+if TYPE_CHECKING:
+    from credgate.prepare import Asked
+
 CEILING = Path("/etc/credgate/policy.toml")
 TREE_NAME = "credgate.toml"
 VARIABLE = "CREDGATE_POLICY"
+REFUSED = 125  # exit status of a run that does not start
 
 
 class Origin(StrEnum):
@@ -87,16 +93,37 @@ def shipped_packs() -> Mapping[str, str]:
     return {p.name.removesuffix(".toml"): p.read_text("utf-8") for p in folder.iterdir() if p.name.endswith(".toml")}
 
 
-def find_policy(*, explicit: str | None, env: Mapping[str, str], workdir: Path, config_dir: Path) -> Found:
-    """Open the first policy of the search order. A relative path starts at `workdir`.
+def find_for_run(asked: "Asked", places: Places, ceiling: Path = CEILING) -> Policy:
+    """Return the policy as it counts for a run that was asked for. Raises CredgateError, with exit status 125."""
+    cwd = Path(asked.cwd)
+    workdir = cwd / asked.workdir
+    try:
+        found = find_policy(
+            explicit=asked.policy or None, env=asked.env, cwd=cwd, workdir=workdir, config_dir=places.config
+        )
+        return effective(
+            found,
+            role=asked.role,
+            workdir=workdir,
+            state_dir=places.state,
+            read_only=asked.read_only,
+            ceiling=ceiling,
+        ).policy
+    except CredgateError as error:
+        error.exit_status = REFUSED
+        raise
+
+
+def find_policy(*, explicit: str | None, env: Mapping[str, str], cwd: Path, workdir: Path, config_dir: Path) -> Found:
+    """Open the first policy of the search order. A relative --policy or $CREDGATE_POLICY starts at `cwd`.
 
     Raises PolicyMissing where there is none, PolicyUnsafe where it can't be read or its owner or mode is wrong.
     """
     if explicit is not None:
-        return open_policy(workdir / explicit, Origin.FLAG)
+        return open_policy(cwd / explicit, Origin.FLAG)
     if env.get(VARIABLE):
-        return open_policy(workdir / env[VARIABLE], Origin.ENV)
-    in_tree = _nearest(workdir, Path(env.get("HOME") or "/"))
+        return open_policy(cwd / env[VARIABLE], Origin.ENV)
+    in_tree = _nearest(Path(os.path.normpath(workdir)), Path(env.get("HOME") or "/"))
     if in_tree is not None:
         return open_policy(in_tree, Origin.TREE)
     own = config_dir / "policy.toml"
