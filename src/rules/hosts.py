@@ -175,7 +175,7 @@ def _split_wildcard(text: str) -> tuple[str, str]:
     for wild in ("**", "*"):
         if text == wild:
             raise HostError(f"host {text!r} means every host", 'name the host, or use "*.example.com"')
-        if text.startswith(wild + "."):
+        if text.startswith(wild + ".") and "*" not in text.removeprefix(wild):
             return wild, text[len(wild) + 1 :]
     if "*" in text:
         raise HostError(
@@ -187,9 +187,11 @@ def _split_wildcard(text: str) -> tuple[str, str]:
 
 def _policy_name(name: str) -> str:
     if _is_address(name):
+        bare = name.strip("[]")
+        canonical = str(_address(bare) or "a.b.c.d")
         raise HostError(
             f"host {name!r} is an address, expected a name",
-            f'give the target a name as host and put the address into address = ["{name.strip("[]")}"]',
+            f'give the target a name as host and put the address into address = ["{canonical}"]',
         )
     try:
         normal = normalize_host(name.encode("ascii"))
