@@ -66,6 +66,7 @@ class Kind(StrEnum):
     NXDOMAIN = "nxdomain"
     BADVERS = "badvers"
     FORMERR = "formerr"
+    SERVFAIL = "servfail"
     NONE = "none"
 
 

@@ -6,7 +6,7 @@ the listed names, WILDCARD_NAMES those below a wildcard, RECORDS what is written
 
 from collections import Counter
 
-from resolver.events import Code, Event
+from resolver.events import ALARMS, Code, Event
 
 # CPU: a message costs at most about 0.2 ms (512 bytes, one pass, one record built), so one run takes a fifth of a core
 # at most. RLIMIT_CPU would instead end a resolver that had merely served for long.
@@ -44,8 +44,7 @@ class Guard:
         self._run = run
         self._allowed: set[str] = set()
         self._wild: set[tuple[bytes, ...]] = set()
-        self._wild_alarm = False
-        self._flooded = False
+        self._alarmed: set[Code] = set()
         self._second = 0
         self._in_second = 0
         self._denied = 0
@@ -79,25 +78,21 @@ class Guard:
             self._second, self._in_second = int(now), 0
         self._in_second += 1
         self._denied += 1
-        if event.code is Code.DENY_WILDCARD:
-            return self._once_wildcard(event)
+        if event.code in ALARMS:
+            return self._alarm(event)
         if self._in_second <= DENIALS_PER_SECOND and self._denied <= RECORDS:
             return [event]
-        return self._once_flooded(event)
+        limit = "records" if self._denied > RECORDS else "rate"
+        flood = Event(run=self._run, code=Code.FLOOD, name=event.name, detail=limit, count=self._denied)
+        return self._alarm(flood)
 
     def totals(self) -> list[Event]:
         """Exact counts for the end of the run, one record a code."""
         return [Event(run=self._run, code=Code.TOTAL, detail=c.value, count=n) for c, n in sorted(self._totals.items())]
 
-    def _once_wildcard(self, event: Event) -> list[Event]:
-        if self._wild_alarm:
+    def _alarm(self, event: Event) -> list[Event]:
+        """Each kind once a run, flood or not: what follows stands in the totals."""
+        if event.code in self._alarmed:
             return []
-        self._wild_alarm = True
+        self._alarmed.add(event.code)
         return [event]
-
-    def _once_flooded(self, event: Event) -> list[Event]:
-        if self._flooded:
-            return []
-        self._flooded = True
-        limit = "records" if self._denied > RECORDS else "rate"
-        return [Event(run=self._run, code=Code.FLOOD, name=event.name, detail=limit, count=self._denied)]

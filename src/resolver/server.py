@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from resolver.answer import Answer, answer, servfail
+from resolver.answer import Answer, Kind, answer, servfail
 from resolver.errors import ResolverError
 from resolver.events import Code, Event
 from resolver.limits import Guard, Pace
@@ -199,10 +199,10 @@ class _RunServer:
         self._pace.take(now)
         try:
             result = answer(self._table, data, revoked=self.revoked, admit=self._guard.wildcard)
-            self._record(result, now)
-        except Exception as error:  # noqa: BLE001  outermost frame of a query: whatever it was, the name is not answered
-            self._report(Event(run=self._run, code=Code.ERROR, detail=type(error).__name__))
-            return servfail(data)
+        except Exception as error:  # noqa: BLE001  outermost frame of a query: whatever it was, no name is answered
+            code, detail = Code.ERROR, type(error).__name__
+            result = Answer(reply=servfail(data), kind=Kind.SERVFAIL, code=code, detail=detail)
+        self._record(result, now)
         return result.reply
 
     def _record(self, result: Answer, now: float) -> None:

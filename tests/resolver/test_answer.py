@@ -383,9 +383,7 @@ NAME = st.lists(st.text("abcXYZ019-_", min_size=1, max_size=63), max_size=6).map
 
 @settings(max_examples=500, deadline=None)
 @given(NAME, st.integers(0, 65535), st.sampled_from(Unlisted), st.booleans())
-def test_no_answer_holds_anything_but_our_addresses(
-    name: str, qtype: int, unlisted: Unlisted, revoked: bool
-) -> None:
+def test_no_answer_holds_anything_but_our_addresses(name: str, qtype: int, unlisted: Unlisted, revoked: bool) -> None:
     """What can be said at all: the gateway, loopback, the HINFO of RFC 8482; the question always comes back."""
     data = ask(name, qtype, opt=OPT)
     result = answer(table(unlisted), data, revoked=revoked)
