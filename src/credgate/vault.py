@@ -178,7 +178,10 @@ def _check_file(rule: SecretRule, path: Path, facts: os.stat_result) -> None:
 
 
 def store(places: Places, environ: Mapping[str, str], name: str, value: str, set_at: str) -> Entry:
-    """Keep a value in the best backend and note it in the index; `set_at` is RFC 3339 UTC. Raises SecretUnavailable and PlaceError."""
+    """Keep a value in the best backend and note it in the index; `set_at` is RFC 3339 UTC.
+
+    Raises SecretUnavailable and PlaceError.
+    """
     check_value(check_name(name), value)
     with locked_index(places) as index:
         backend = choose_backend(places, environ)
