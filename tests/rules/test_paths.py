@@ -30,7 +30,7 @@ AMBIGUOUS = {
     "tab": b"/ok\tadmin",
     "blank": b"/ok admin",
     "CR LF": b"/x HTTP/1.1\r\nHost:evil\r\n\r\nGET /smug",
-    "full-width": "/ok/／..／admin".encode(),
+    "full-width": "/ok/\uff0f..\uff0fadmin".encode(),
     "full-width escaped": b"/ok/%ef%bc%8f..%ef%bc%8fadmin",
     "full-width dots escaped": b"/ok/%ef%bc%8e%ef%bc%8e/admin",
     "full-width percent escaped": b"/ok/%ef%bc%852e/admin",
