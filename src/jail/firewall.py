@@ -24,19 +24,17 @@ JAIL = "10.213.0.2"
 GATE_LINK = "gw0"
 PORTS = "gateway_ports"  # set of TCP ports; claims add to it
 
-# Addresses at which clouds hand credentials to whoever asks (vendors' documentation); each lies in a closed prefix too,
-# or, as Azure's, in public space.
+# Where clouds hand credentials to whoever asks (vendors' documentation). All lie in a closed prefix too, but Azure's.
 METADATA = (
-    "100.100.100.200",  # Alibaba
-    "168.63.129.16",  # Azure WireServer
-    "169.254.0.23",  # Tencent
-    "169.254.42.42",  # Scaleway
-    "169.254.169.252",  # GKE
-    "169.254.169.253",  # AWS DNS
-    "169.254.169.254",  # AWS, GCP, Azure, Oracle, OpenStack and others
-    "169.254.170.2",  # ECS
-    "169.254.170.23",  # EKS Pod Identity
-    "192.0.0.192",  # Oracle classic
+    "100.100.2.136/32",  # Alibaba
+    "100.100.2.138/32",
+    "100.100.100.200/32",
+    "168.63.129.16/32",  # Azure WireServer, in public space
+    "169.254.0.23/32",  # Tencent
+    "169.254.42.42/32",  # Scaleway
+    "169.254.169.0/24",  # AWS, GCP, Azure, Oracle, OpenStack and most others
+    "169.254.170.0/24",  # AWS ECS and EKS
+    "192.0.0.192/32",  # Oracle classic
 )
 # IANA IPv4 special-purpose registry, and multicast, which has a registry of its own. No two overlap: nft would merge.
 CLOSED = (
@@ -78,7 +76,7 @@ def ruleset(ports: Iterable[int]) -> list[Json]:
     return [
         {"table": {"family": "inet", "name": TABLE}},
         *({"counter": {"family": "inet", "table": TABLE, "name": name}} for name in COUNTERS),
-        _set("metadata_addresses", "ipv4_addr", list(METADATA)),
+        _set("metadata_addresses", "ipv4_addr", [_prefix(text) for text in METADATA], interval=True),
         _set("closed_ranges", "ipv4_addr", [_prefix(text) for text in CLOSED], interval=True),
         _set(PORTS, "inet_service", sorted(set(ports))),
         _chain("prerouting", -150),  # after conntrack (-200), so that a refusal's answer is "related" on its way out
@@ -152,9 +150,9 @@ def _rule(chain: str, *expr: Json) -> Json:
     return {"rule": {"family": "inet", "table": TABLE, "chain": chain, "expr": list(expr)}}
 
 
-def _prefix(text: str) -> Json:
+def _prefix(text: str) -> Json | str:
     address, _, length = text.partition("/")
-    return {"prefix": {"addr": address, "len": int(length)}}
+    return {"prefix": {"addr": address, "len": int(length)}} if length != "32" else address  # as it is listed
 
 
 def _chain(hook: str, prio: int) -> Json:

@@ -169,12 +169,13 @@ class Keeper:
         return not select.select([self._berths[number].sock], [], [], 0)[0]
 
     def _next(self) -> int:
-        """A berth that is ready, the oldest first; else one on its way or a new one, whose failure is raised."""
-        free = {number: berth for number, berth in self._berths.items() if not berth.claimed}
-        for number, berth in free.items():
-            if berth.ready:
+        """A berth that is ready, the oldest first; else a new one, whose failure is raised."""
+        for number in [number for number, berth in self._berths.items() if not berth.claimed]:
+            if not self._berths[number].ready:
+                self._hear(number, self._berths[number])  # it is on its way: waits, and drops it where that fails
+            if number in self._berths:
                 return number
-        number = next(iter(free), 0) or self._fork()
+        number = self._fork()
         try:
             self._settle(self._berths[number])
         except JailError:
