@@ -1,0 +1,107 @@
+"""What is known of one request on its way, and of the client connection that it came on."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import cast
+
+from mitmproxy.http import HTTPFlow
+
+from credgate.gateway.refusal import Refusal
+from credgate.runs import Listener, Run
+from rules.policy import Address, Endpoint
+from rules.reasons import Reason
+from rules.request import Request
+from rules.verdict import Allow
+
+_META = "credgate"
+
+# mitmproxy's address of an upstream connection, by which it finds one to use again: endpoint and host, port. The
+# address that is dialled is not in it, and two endpoints never share a connection.
+type Key = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where a judged request goes: the endpoint and its judged addresses, in the order in which they are dialled."""
+
+    host: str
+    endpoint: Endpoint
+    addresses: tuple[Address, ...]
+
+    @property
+    def key(self) -> Key:
+        """How mitmproxy knows it."""
+        return (f"{self.endpoint.name} {self.host}", self.endpoint.port)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Exchange:
+    """One request and what became of it. Holds no header and no body."""
+
+    authority: bytes = b""  # of an absolute-form target or :authority, before mitmproxy drops it
+    scheme: bytes = b""
+    has_body: bool = False
+    connect: bool = False
+    fault: Reason | None = None  # what was wrong before anybody judged
+    refusal: Refusal | None = None  # set: this is the answer, and nothing else is
+    request: Request | None = None
+    allow: Allow | None = None
+    intent_seq: int = 0
+    target: Target | None = None
+    pin: str = ""
+    failure: Reason | None = None  # why the upstream gave no answer, or not a whole one
+    client_gone: bool = False
+    finished: bool = False  # an outcome or a denial is in the ledger
+    status: int = 0
+    ids: dict[str, str] = field(default_factory=dict)
+    req_bytes: int = 0
+    resp_bytes: int = 0
+    started: float = field(default_factory=time.monotonic)
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def ms(self) -> int:
+        """Milliseconds since the head was read."""
+        return int((time.monotonic() - self.started) * 1000)
+
+    def disarm(self) -> None:
+        """Stop waiting for the upstream."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+def attach(flow: HTTPFlow, exchange: Exchange) -> Exchange:
+    """Bind an exchange to mitmproxy's flow."""
+    flow.metadata[_META] = exchange
+    return exchange
+
+
+def exchange_of(flow: HTTPFlow) -> Exchange:
+    """The exchange of a flow. Raises KeyError for a flow that never came through our layers: nothing passes then."""
+    return cast("Exchange", flow.metadata[_META])
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ClientState:
+    """One client connection. The run is the listener's: nothing that the client says changes it."""
+
+    run: Run
+    listener: Listener
+    connect_host: bytes = b""
+    connect_port: int = 0
+    targets: dict[Key, Target] = field(default_factory=dict)
+    pins: dict[Key, str] = field(default_factory=dict)  # the address that the open connection goes to
+    exchanges: set[Exchange] = field(default_factory=set)  # with an intent and without an outcome
+
+    @property
+    def port(self) -> int:
+        """The port that the client means."""
+        return self.connect_port or self.listener.port
+
+    def blame(self, key: Key | None, reason: Reason) -> None:
+        """Give every exchange that waits for this upstream the reason why it will not come."""
+        for exchange in self.exchanges:
+            if exchange.target is not None and exchange.target.key == key and exchange.failure is None:
+                exchange.failure = reason

@@ -1,0 +1,306 @@
+"""One client connection: mitmproxy's engine with our hooks, our dialling, bounded reading and one way to end it all.
+
+`kill` is the guard behind every guard: once it was called no event reaches a layer and no byte a socket.
+"""
+
+import asyncio
+import logging
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from mitmproxy.connection import Connection, ConnectionState, Server
+from mitmproxy.http import HTTPFlow
+from mitmproxy.options import Options
+from mitmproxy.proxy import commands, events
+from mitmproxy.proxy.mode_specs import ProxyMode
+from mitmproxy.proxy.server import ConnectionIO, LiveConnectionHandler
+from mitmproxy.proxy.server_hooks import (
+    ServerConnectedHook,
+    ServerConnectErrorHook,
+    ServerConnectHook,
+    ServerConnectionHookData,
+    ServerDisconnectedHook,
+)
+
+from credgate.gateway.dial import DialError, Streams
+from credgate.gateway.exchange import ClientState, Exchange, Key, exchange_of
+from credgate.gateway.hooks import HOOKS, QUIET, Hooks
+from credgate.gateway.judge import wire_of
+from credgate.gateway.refusal import Refusal, deny
+from credgate.ledger.record import LedgerError
+from rules.reasons import Reason
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+logger = logging.getLogger(__name__)
+
+
+class Gate:
+    """Lets readers pass while nobody holds it."""
+
+    def __init__(self) -> None:
+        self._holders = 0
+        self._open = asyncio.Event()
+        self._open.set()
+
+    def hold(self) -> None:
+        """Close it until release."""
+        self._holders += 1
+        self._open.clear()
+
+    def release(self) -> None:
+        """Undo one hold."""
+        self._holders -= 1
+        if not self._holders:
+            self._open.set()
+
+    async def wait(self) -> None:
+        """Return once it is open."""
+        await self._open.wait()
+
+
+class GatedReader:
+    """A StreamReader that doesn't read while a hook runs or an upstream connection is made.
+
+    mitmproxy queues what arrives meanwhile, without bound: a client that sends 64 MB while the target does not answer
+    would have them all in our memory.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, gate: Gate) -> None:
+        self._reader = reader
+        self._gate = gate
+
+    async def read(self, n: int) -> bytes:
+        """As StreamReader.read."""
+        await self._gate.wait()
+        return await self._reader.read(n)
+
+
+class GateHandler(LiveConnectionHandler):
+    """Runs one client connection and its upstream ones. `state.run` is the listener's run."""
+
+    def __init__(
+        self, streams: Streams, options: Options, mode: ProxyMode, *, state: ClientState, hooks: Hooks
+    ) -> None:
+        reader, writer = streams
+        self.state = state
+        self.dead = False
+        self._hooks = hooks
+        self._client_gate, self._server_gate = Gate(), Gate()
+        self._progress: asyncio.TimerHandle | None = None
+        self._connecting: dict[Connection, asyncio.TimerHandle | None] = {}
+        super().__init__(cast("asyncio.StreamReader", GatedReader(reader, self._client_gate)), writer, options, mode)
+
+    # -- hooks ------------------------------------------------------------------------------------------------------
+
+    async def handle_hook(self, hook: commands.StartHook) -> None:
+        """Run one hook. An exception in it never lets anything pass."""
+        if self.dead:
+            return
+        name = hook.name
+        if name in QUIET:
+            return
+        if name not in HOOKS:
+            self._end(Reason.NOT_HTTP, f"hook {name}")
+            return
+        (data,) = hook.args()
+        with self._held(), self.timeout_watchdog.disarm():
+            try:
+                await getattr(self._hooks, name)(self, data)
+            except Exception as error:  # noqa: BLE001 - the outermost frame of a hook: it ends in a denial
+                self._failed(name, data, error)
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        self._client_gate.hold()
+        self._server_gate.hold()
+        try:
+            yield
+        finally:
+            self._client_gate.release()
+            self._server_gate.release()
+
+    def _failed(self, name: str, data: object, error: Exception) -> None:
+        """End what a hook failed on. `requestheaders` has stamped its refusal already, which is spoken."""
+        detail = f"hook {name}: {type(error).__name__}"
+        logger.error("gateway: %s at %s", detail, _where(error))
+        if name != "requestheaders" or not isinstance(data, HTTPFlow):
+            self._end(Reason.INTERNAL, detail)
+            return
+        exchange = exchange_of(data)
+        exchange.refusal = exchange.refusal or Refusal(deny=deny(Reason.INTERNAL))
+        self.state.run.denied += 1
+        records = self._hooks.judge.records
+        try:
+            if exchange.intent_seq:
+                records.outcome(self.state, exchange, reason=Reason.INTERNAL, detail=detail)
+            else:
+                records.deny(self.state, exchange, exchange.refusal, wire_of(data, self.state, exchange), detail)
+        except LedgerError:
+            exchange.refusal = Refusal(deny=deny(Reason.LEDGER_UNAVAILABLE))
+
+    def _end(self, reason: Reason, detail: str) -> None:
+        """Kill, and say so in the ledger: for each exchange on its way, else for the connection."""
+        if self.dead:
+            return
+        self.kill()
+        records = self._hooks.judge.records
+        try:
+            pending = tuple(self.state.exchanges)
+            for exchange in pending:
+                records.outcome(self.state, exchange, reason=reason, detail=detail)
+            if not pending:
+                records.connection(self.state, reason, detail=detail)
+        except LedgerError as error:
+            logger.error("gateway: %s, and the ledger can't be written: %s", detail, error.code)
+
+    def kill(self) -> None:
+        """Close the client's connection and every upstream one at once, with nothing more sent on any."""
+        self.dead = True
+        self.progressed()
+        for exchange in self.state.exchanges:
+            exchange.disarm()
+        for timer in self._connecting.values():
+            if timer is not None:
+                timer.cancel()
+        for transport in tuple(self.transports.values()):
+            if isinstance(transport.writer, asyncio.StreamWriter):
+                transport.writer.transport.abort()
+            if transport.handler is not None:
+                transport.handler.cancel("killed")
+
+    def close(self, detail: str) -> None:
+        """End this connection because its run ended."""
+        if self.dead:
+            return
+        pending: tuple[Exchange, ...] = tuple(self.state.exchanges)
+        self.kill()
+        try:
+            for exchange in pending:
+                self._hooks.judge.records.outcome(self.state, exchange, detail=detail)
+        except LedgerError as error:
+            logger.error("gateway: a run ended and the ledger can't be written: %s", error.code)
+
+    # -- what the hooks ask for -------------------------------------------------------------------------------------
+
+    def expect_progress(self, seconds: float) -> None:
+        """End the connection unless `progressed` is called in time."""
+        self.progressed()
+        self._progress = asyncio.get_running_loop().call_later(seconds, self.kill)
+
+    def progressed(self) -> None:
+        """What was expected came."""
+        if self._progress is not None:
+            self._progress.cancel()
+            self._progress = None
+
+    def connected_keys(self) -> frozenset[Key]:
+        """Upstream connections that a request may use again."""
+        servers = (c for c in self.transports if isinstance(c, Server))
+        return frozenset(s.address for s in servers if s.connected and s.address is not None)
+
+    def connecting_done(self, connection: Connection) -> bool:
+        """An upstream handshake is over, one way or the other; say whether it was cut short for being late."""
+        if connection not in self._connecting:
+            return True
+        timer = self._connecting.pop(connection)
+        if timer is not None:
+            timer.cancel()
+        self._client_gate.release()
+        return False
+
+    def drop(self, connection: Connection) -> None:
+        """Close an upstream connection; its exchange learns of it as of any other end."""
+        transport = self.transports.get(connection)
+        if transport is not None and transport.handler is not None:
+            transport.handler.cancel("dropped")
+
+    # -- mitmproxy's engine -----------------------------------------------------------------------------------------
+
+    async def open_connection(self, command: commands.OpenConnection) -> None:
+        """Dial the judged address of a target; mitmproxy's own would ask getaddrinfo."""
+        server = command.connection
+        data = ServerConnectionHookData(client=self.client, server=server)
+        self._client_gate.hold()
+        self._connecting[server] = None
+        streams = await self._dial(server, data)
+        if self.dead:
+            return
+        if streams is None:
+            self.connecting_done(server)
+            self.transports.pop(server, None)
+            error, server.error = server.error or Reason.INTERNAL.value, None  # kept, it would refuse later requests
+            await self.server_event(events.OpenConnectionCompleted(command, error))
+            return
+        self._adopt(server, streams)
+        await self.handle_hook(ServerConnectedHook(data))
+        await self.server_event(events.OpenConnectionCompleted(command, None))
+        if not server.tls:
+            self.connecting_done(server)
+        try:
+            await self.handle_connection(server)
+        finally:
+            self.connecting_done(server)
+            server.timestamp_end = time.time()
+            await self.handle_hook(ServerDisconnectedHook(data))
+
+    async def _dial(self, server: Server, data: ServerConnectionHookData) -> Streams | None:
+        await self.handle_hook(ServerConnectHook(data))
+        if not server.error and not self.dead and server.address is not None:
+            try:
+                return await self._hooks.judge.dialler.connect(self.state.targets[server.address])
+            except DialError as error:
+                server.error = error.reason.value
+        await self.handle_hook(ServerConnectErrorHook(data))
+        return None
+
+    def _adopt(self, server: Server, streams: Streams) -> None:
+        reader, writer = streams
+        server.timestamp_start = server.timestamp_tcp_setup = time.time()
+        server.state = ConnectionState.OPEN
+        server.peername = writer.get_extra_info("peername")
+        server.sockname = writer.get_extra_info("sockname")
+        self.transports[server] = ConnectionIO(
+            handler=asyncio.current_task(),
+            reader=cast("asyncio.StreamReader", GatedReader(reader, self._server_gate)),
+            writer=writer,
+        )
+        if server.tls:
+            loop = asyncio.get_running_loop()
+            self._connecting[server] = loop.call_later(self._hooks.timeouts.tls, self._late, server)
+
+    def _late(self, server: Server) -> None:
+        """A handshake takes too long. connecting_done finds nothing afterwards, by which the hook knows."""
+        self.connecting_done(server)
+        self.drop(server)
+
+    async def server_event(self, event: events.Event) -> None:
+        """Pass an event to the layers, unless all is over."""
+        if not self.dead:
+            await super().server_event(event)
+
+    def log(self, message: str, level: int = logging.INFO, exc_info: Any = None) -> None:
+        """Drop mitmproxy's texts: they quote URLs, headers and bytes. A crash of a layer ends the connection."""
+        if exc_info is None:
+            return
+        error = _raised(exc_info)
+        where = _where(error) if error is not None else "?"
+        logger.error("gateway: layer failed: %s at %s", type(error).__name__, where)
+        self._end(Reason.INTERNAL, f"layer: {type(error).__name__}")
+
+
+def _raised(exc_info: object) -> BaseException | None:
+    if isinstance(exc_info, tuple):
+        return cast("tuple[type[BaseException], BaseException, TracebackType | None]", exc_info)[1]
+    return sys.exc_info()[1]
+
+
+def _where(error: BaseException) -> str:
+    """File and line, without the error's text, which may quote what came over the wire."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else "?"

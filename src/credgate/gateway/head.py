@@ -1,0 +1,119 @@
+"""Strict reading of an HTTP/1 head. Pure: bytes in, parts or HeadError out.
+
+mitmproxy's own reader takes bare LF, folded lines and NUL, and waits without bound for a head that never ends (tried);
+each of these is a way to make two parsers disagree, or to fill the memory.
+"""
+
+import re
+from dataclasses import dataclass
+
+MAX_HEAD = 64 << 10  # bytes with both line ends; nginx takes 32 KiB, Node 16
+MAX_LINES = 257  # the first line and 256 fields: more than the parser of the rules takes, so that its reason counts
+
+_END = b"\r\n\r\n"
+# A NUL, an LF without its CR, a CR without its LF (a CR at the end may still get it), a folded line (RFC 9112 5.2).
+_ILLEGAL = re.compile(rb"\x00|(?<!\r)\n|\r(?![\n]|\Z)|\r\n[ \t]")
+_OVERLAP = 3  # what _ILLEGAL has to see again of bytes that it has seen
+_REQUEST_LINE = re.compile(rb"([^\x00-\x20\x7f]+) ([^\x00-\x20\x7f]+) (HTTP/[0-9]\.[0-9])")
+_STATUS_LINE = re.compile(rb"(HTTP/1\.[01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*))?")
+_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_ABSOLUTE = re.compile(rb"([A-Za-z][A-Za-z0-9+.\-]*)://([^/?#]*)(.*)")
+
+type Fields = tuple[tuple[bytes, bytes], ...]
+
+
+class HeadError(Exception):
+    """The bytes are no HTTP/1 head. `http` is False where not even the first line looks like one."""
+
+    def __init__(self, detail: str, *, http: bool = True) -> None:
+        super().__init__(detail)
+        self.http = http
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestHead:
+    """`target` is a path, or the whole target of CONNECT; scheme and authority are those of an absolute-form one."""
+
+    method: bytes
+    target: bytes
+    version: bytes
+    scheme: bytes
+    authority: bytes
+    fields: Fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseHead:
+    """A status line and its fields."""
+
+    version: bytes
+    status: int
+    phrase: bytes
+    fields: Fields
+
+
+def cut(buffer: bytes, seen: int) -> bytes | None:
+    """Return the head without its empty line, None where more bytes are needed. Raises HeadError as soon as it can.
+
+    `seen` is the length of the buffer at the last call: the bytes before it are not looked at again.
+    """
+    end = buffer.find(_END, max(0, seen - _OVERLAP))
+    head = buffer if end < 0 else buffer[: end + 2]
+    if len(head) > MAX_HEAD:
+        raise HeadError(f"head over {MAX_HEAD} bytes")
+    if _ILLEGAL.search(head, max(0, seen - _OVERLAP)):
+        raise HeadError("line ends or control bytes that HTTP does not have", http=_plausible(head))
+    if end >= 0:
+        return buffer[:end]
+    if not _plausible(head):
+        raise HeadError("not HTTP", http=False)
+    return None
+
+
+def _plausible(head: bytes) -> bool:
+    """Whether the first line, so far as it is there, may be one of HTTP."""
+    line, ended, _ = head.partition(b"\r\n")
+    if ended:
+        return bool(_REQUEST_LINE.fullmatch(line) or _STATUS_LINE.fullmatch(line))
+    return not line or (line[:1].isalpha() and not line.startswith(b"SSH-"))
+
+
+def parse_request_head(head: bytes) -> RequestHead:
+    """Take a head from `cut` apart. Raises HeadError."""
+    line, fields = _split(head)
+    match = _REQUEST_LINE.fullmatch(line)
+    if not match:
+        raise HeadError("not a request line", http=False)
+    method, target, version = match.groups()
+    scheme = authority = b""
+    if method != b"CONNECT" and (absolute := _ABSOLUTE.fullmatch(target)):
+        scheme, authority, rest = absolute.groups()
+        target = rest if rest.startswith(b"/") else b"/" + rest  # RFC 9112 3.2.2: an empty path is "/"
+        if not authority:
+            raise HeadError("an absolute target without a host")
+    return RequestHead(method=method, target=target, version=version, scheme=scheme, authority=authority, fields=fields)
+
+
+def parse_response_head(head: bytes) -> ResponseHead:
+    """Take a response's head apart. Raises HeadError."""
+    line, fields = _split(head)
+    match = _STATUS_LINE.fullmatch(line)
+    if not match:
+        raise HeadError("not a status line", http=False)
+    version, status, phrase = match.groups()
+    return ResponseHead(version=version, status=int(status), phrase=phrase or b"", fields=fields)
+
+
+def _split(head: bytes) -> tuple[bytes, Fields]:
+    lines = head.split(b"\r\n")
+    if len(lines) > MAX_LINES:
+        raise HeadError(f"more than {MAX_LINES - 1} header fields")
+    return lines[0], tuple(_field(line) for line in lines[1:])
+
+
+def _field(line: bytes) -> tuple[bytes, bytes]:
+    name, colon, value = line.partition(b":")
+    # RFC 9112 5.1: a space before the colon is how two parsers come to see different fields
+    if not colon or not _TOKEN.fullmatch(name):
+        raise HeadError("not a header field")
+    return name, value.strip(b" \t")

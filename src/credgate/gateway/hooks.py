@@ -1,0 +1,317 @@
+"""What the gateway does where mitmproxy asks. Deny first: a denial is stamped, and lifted by Allow alone.
+
+mitmproxy's addon manager swallows an exception of a hook and goes on, which lets the request through (tried). So no
+addon manager is used: `handler.GateHandler` calls these methods itself, and ends the connection when one raises.
+"""
+
+import asyncio
+import re
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+from mitmproxy.connection import Client, Server
+from mitmproxy.http import Headers, HTTPFlow
+from mitmproxy.proxy.layer import NextLayer
+from mitmproxy.proxy.layers import ClientTLSLayer
+from mitmproxy.proxy.layers.http import HTTPMode
+from mitmproxy.proxy.server_hooks import ServerConnectionHookData
+from mitmproxy.tls import TlsData
+from OpenSSL import SSL
+
+from credgate.ca import Authority
+from credgate.gateway.exchange import ClientState, Exchange, Target, exchange_of
+from credgate.gateway.http1 import BadHead
+from credgate.gateway.judge import Judge, apply, wire_of
+from credgate.gateway.layers import Closer, http_layer
+from credgate.gateway.records import collect_ids
+from credgate.gateway.refusal import HEADER, Refusal, deny
+from credgate.gateway.upstream import UpstreamTls
+from credgate.ledger.record import LedgerError
+from rules.addresses import unmap
+from rules.decide import decide_connect, endpoint_for
+from rules.hosts import HostError, normalize_host
+from rules.reasons import Reason
+from rules.verdict import Deny, Tunnel
+
+if TYPE_CHECKING:
+    from credgate.gateway.handler import GateHandler
+
+# Hooks with a method here. Each has a test that makes it raise.
+HOOKS = (
+    "client_connected",
+    "next_layer",
+    "bad_head",
+    "http_connect",
+    "tls_start_client",
+    "tls_established_client",
+    "tls_failed_client",
+    "requestheaders",
+    "request",
+    "server_connect",
+    "server_connected",
+    "server_connect_error",
+    "tls_start_server",
+    "tls_established_server",
+    "tls_failed_server",
+    "responseheaders",
+    "response",
+    "error",
+    "server_disconnected",
+    "client_disconnected",
+)
+# Hooks that need nothing of us. Any other one (tcp_start, udp_start, dns_request, websocket_start, ...) ends the
+# connection: it means that bytes would pass which nobody judged.
+QUIET = frozenset({"tls_clienthello", "http_connected", "http_connect_error"})
+
+_FALLBACK_NAME = "unnamed.invalid"
+_PORT = re.compile(rb"[1-9][0-9]{0,4}")
+_NEVER_BACK = frozenset({b"alt-svc", b"upgrade", b"proxy-authenticate", HEADER})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Seconds."""
+
+    connect: float = 10.0
+    tls: float = 10.0  # one handshake, on either side
+    first_byte: float = 120.0  # from the last progress of the request to the response's head
+    resolve: float = 10.0
+    idle: float = 3600.0  # a connection on which nothing moves; an event stream may be quiet for long
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """One method for each name of HOOKS, called with the connection's handler and mitmproxy's argument."""
+
+    judge: Judge
+    authority: Authority
+    upstream: UpstreamTls
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+    async def client_connected(self, handler: "GateHandler", _client: Client) -> None:
+        """A connection was accepted: its first bytes must come in time where TLS is expected."""
+        if not handler.state.listener.proxy:
+            handler.expect_progress(self.timeouts.tls)
+
+    async def client_disconnected(self, handler: "GateHandler", _client: Client) -> None:
+        """The client's connection ended: so do its exchanges."""
+        for exchange in tuple(handler.state.exchanges):
+            self._end(handler.state, exchange, detail="client closed the connection")
+
+    async def next_layer(self, handler: "GateHandler", nextlayer: NextLayer) -> None:
+        """Tell TLS from HTTP by the first byte; what is neither gets no second one through."""
+        data = nextlayer.data_client()  # type: ignore[no-untyped-call]
+        context = nextlayer.context
+        if not data:
+            return
+        if data[0] == 0x16 and not context.client.tls:
+            handler.expect_progress(self.timeouts.tls)
+            nextlayer.layer = ClientTLSLayer(context)
+        elif data[:1].isalpha() or data[:1] == b"\r" or context.client.alpn == b"h2":
+            handler.progressed()
+            nextlayer.layer = http_layer(context, HTTPMode.transparent)
+        else:
+            nextlayer.layer = Closer(context)
+            self.judge.records.connection(handler.state, Reason.NOT_HTTP, detail="neither TLS nor HTTP")
+
+    async def bad_head(self, handler: "GateHandler", bad: BadHead) -> None:
+        """What came is no HTTP head."""
+        reason = Reason.MALFORMED if bad.http else Reason.NOT_HTTP
+        refusal = Refusal(deny=deny(reason))
+        handler.state.run.denied += 1
+        self.judge.records.connection(handler.state, reason, detail=bad.detail, request_id=refusal.request_id)
+        tunnel = bool(handler.state.connect_port) and not bad.client.tls_established
+        bad.answer = b"" if tunnel and not bad.http else refusal.wire()
+
+    async def http_connect(self, handler: "GateHandler", flow: HTTPFlow) -> None:
+        """Open a tunnel, or refuse CONNECT itself."""
+        exchange, state = exchange_of(flow), handler.state
+        exchange.refusal = Refusal(deny=deny(Reason.INTERNAL))
+        host, _, port = flow.request.data.authority.rpartition(b":")
+        verdict: Tunnel | Deny = deny(Reason.MALFORMED)
+        if _PORT.fullmatch(port) and int(port) <= 0xFFFF and not state.connect_port:
+            verdict = decide_connect(state.run.policy, state.run.role, host, int(port))
+        if isinstance(verdict, Deny):
+            self._deny(handler, flow, verdict)
+            return
+        state.connect_host, state.connect_port = host, int(port)
+        flow.request.data.host, flow.request.data.port = "tunnel.invalid", int(port)
+        handler.expect_progress(self.timeouts.tls)
+        exchange.refusal = None
+
+    async def tls_start_client(self, handler: "GateHandler", start: TlsData) -> None:
+        """Show a leaf for the name that the client asks for, listed or not: the refusal is spoken inside."""
+        state = handler.state
+        host = (start.context.client.sni or _text(state.connect_host) or state.run.gateway_ip).lower()
+        alpn: tuple[str, ...] = ("http/1.1",)
+        try:
+            name = normalize_host(host.encode("ascii"))
+        except (HostError, UnicodeEncodeError):
+            name = _FALLBACK_NAME
+        if isinstance(name, str):
+            endpoint = endpoint_for(state.run.policy, state.run.role, name, state.port, tls=True)
+            alpn = endpoint.alpn if endpoint is not None else alpn
+        leaf_name = name if isinstance(name, str) else str(name.address)
+        start.ssl_conn = SSL.Connection(self.authority.context_for(leaf_name, alpn))
+        start.ssl_conn.set_accept_state()
+
+    async def tls_established_client(self, handler: "GateHandler", _data: TlsData) -> None:
+        """The client's handshake is done."""
+        handler.progressed()
+
+    async def tls_failed_client(self, handler: "GateHandler", data: TlsData) -> None:
+        """The client gave up, or sent no TLS behind the first byte."""
+        not_tls = (data.conn.error or "").startswith("Cannot parse ClientHello")
+        if not_tls:
+            self.judge.records.connection(handler.state, Reason.NOT_HTTP, detail="neither TLS nor HTTP")
+
+    async def requestheaders(self, handler: "GateHandler", flow: HTTPFlow) -> None:
+        """Judge one request; on Allow its headers are the judged ones with the secret in place."""
+        exchange, state = exchange_of(flow), handler.state
+        exchange.refusal = Refusal(deny=deny(Reason.INTERNAL))
+        wire = wire_of(flow, state, exchange)
+        verdict = await self.judge.judge(state, exchange, wire, handler.connected_keys())
+        if isinstance(verdict, Deny):
+            self._deny(handler, flow, verdict)
+            return
+        apply(flow, exchange, verdict)
+        flow.request.stream = lambda data: self._sent(handler, flow, exchange, data)
+        state.run.allowed += 1
+        exchange.refusal = None
+
+    async def request(self, handler: "GateHandler", flow: HTTPFlow) -> None:
+        """The request is whole. Trailers were not judged, so they go no further (RFC 9110 6.5.1)."""
+        flow.request.trailers = None
+        self._await_answer(handler, flow, exchange_of(flow))
+
+    async def server_connect(self, handler: "GateHandler", data: ServerConnectionHookData) -> None:
+        """A dial is about to start: only to a target that was judged on this connection."""
+        if data.server.address not in handler.state.targets:
+            data.server.error = Reason.INTERNAL.value
+
+    async def server_connected(self, handler: "GateHandler", data: ServerConnectionHookData) -> None:
+        """Compare the peer with the pin: whatever moved the connection, the address was not judged."""
+        target = _target(handler.state, data.server)
+        peer = unmap(ip_address((data.server.peername or ("",))[0]))
+        if peer not in target.addresses:
+            raise RuntimeError("the peer's address is not the pin")
+        handler.state.pins[target.key] = str(peer)
+        for exchange in handler.state.exchanges:
+            if exchange.target is not None and exchange.target.key == target.key:
+                exchange.pin = str(peer)
+
+    async def server_connect_error(self, handler: "GateHandler", data: ServerConnectionHookData) -> None:
+        """No connection: those who wait for it learn why."""
+        handler.state.blame(data.server.address, Reason(data.server.error or Reason.INTERNAL.value))
+
+    async def server_disconnected(self, handler: "GateHandler", data: ServerConnectionHookData) -> None:
+        """Forget the pin of a connection that is gone."""
+        if data.server.address is not None:
+            handler.state.pins.pop(data.server.address, None)
+
+    async def tls_start_server(self, handler: "GateHandler", start: TlsData) -> None:
+        """Ask for the policy's name, verify it, and speak the protocol that the client speaks."""
+        if not isinstance(start.conn, Server):
+            raise TypeError("not an upstream connection")
+        target = _target(handler.state, start.conn)
+        alpn = b"h2" if start.context.client.alpn == b"h2" else b"http/1.1"
+        if alpn.decode() not in target.endpoint.alpn and alpn == b"h2":
+            raise RuntimeError("HTTP/2 was not offered for this endpoint")
+        start.ssl_conn = self.upstream.connection(target.endpoint, target.host, alpn)
+
+    async def tls_established_server(self, handler: "GateHandler", data: TlsData) -> None:
+        """The target's certificate was good."""
+        handler.connecting_done(data.conn)
+
+    async def tls_failed_server(self, handler: "GateHandler", data: TlsData) -> None:
+        """No handshake: those who wait learn why, and the next request may try again."""
+        late = handler.connecting_done(data.conn)
+        reason = Reason.UPSTREAM_TIMEOUT if late else Reason.UPSTREAM_TLS
+        handler.state.blame(data.conn.address if isinstance(data.conn, Server) else None, reason)
+        data.conn.error = None  # mitmproxy would refuse every later request with it
+
+    async def responseheaders(self, handler: "GateHandler", flow: HTTPFlow) -> None:
+        """Let an answer through, streamed, without what would lead the client around us."""
+        exchange, state = exchange_of(flow), handler.state
+        exchange.refusal = Refusal(deny=deny(Reason.INTERNAL))
+        exchange.disarm()
+        response = flow.response
+        if response is None or response.status_code < 200:
+            exchange.refusal = Refusal(deny=deny(Reason.UPSTREAM_INVALID))
+            self._end(state, exchange, reason=Reason.UPSTREAM_INVALID)
+            return
+        fields = tuple(response.headers.fields)
+        exchange.status, exchange.ids = response.status_code, collect_ids(fields)
+        drop = _NEVER_BACK | (frozenset({b"set-cookie"}) if _drops_cookies(exchange) else frozenset())
+        response.headers = Headers(tuple(f for f in fields if f[0].lower() not in drop))
+        response.stream = lambda data: _received(exchange, data)
+        exchange.refusal = None
+
+    async def response(self, handler: "GateHandler", flow: HTTPFlow) -> None:
+        """The answer is whole."""
+        self._end(handler.state, exchange_of(flow))
+
+    async def error(self, handler: "GateHandler", flow: HTTPFlow) -> None:
+        """An exchange broke: record how, and have the refusal ready that is spoken if nothing was yet."""
+        exchange = exchange_of(flow)
+        reason = None if exchange.client_gone else exchange.failure or Reason.UPSTREAM_INVALID
+        exchange.refusal = exchange.refusal or Refusal(deny=deny(reason or Reason.INTERNAL))
+        detail = "client closed the connection" if exchange.client_gone else ""
+        self._end(handler.state, exchange, reason=reason, detail=detail)
+
+    def _deny(self, handler: "GateHandler", flow: HTTPFlow, verdict: Deny) -> None:
+        exchange, state = exchange_of(flow), handler.state
+        state.run.denied += 1
+        exchange.refusal = Refusal(deny=verdict)
+        try:
+            if exchange.intent_seq:
+                self.judge.records.outcome(state, exchange, reason=verdict.reason)
+            else:
+                wire = wire_of(flow, state, exchange)
+                self.judge.records.deny(state, exchange, exchange.refusal, wire)
+        except LedgerError:
+            exchange.refusal = Refusal(deny=deny(Reason.LEDGER_UNAVAILABLE))
+
+    def _end(self, state: ClientState, exchange: Exchange, *, reason: Reason | None = None, detail: str = "") -> None:
+        exchange.disarm()
+        if exchange.intent_seq:
+            self.judge.records.outcome(state, exchange, reason=reason, detail=detail)
+
+    def _sent(self, handler: "GateHandler", flow: HTTPFlow, exchange: Exchange, data: bytes) -> bytes:
+        exchange.req_bytes += len(data)
+        self._await_answer(handler, flow, exchange)
+        return data
+
+    def _await_answer(self, handler: "GateHandler", flow: HTTPFlow, exchange: Exchange) -> None:
+        exchange.disarm()
+        if exchange.status or exchange.finished:
+            return
+        wait = self.timeouts.first_byte + self.timeouts.connect + self.timeouts.tls
+
+        def late() -> None:
+            exchange.failure = exchange.failure or Reason.UPSTREAM_TIMEOUT
+            handler.drop(flow.server_conn)
+
+        if flow.server_conn.connected:
+            wait = self.timeouts.first_byte
+        exchange.timer = asyncio.get_running_loop().call_later(wait, late)
+
+
+def _text(host: bytes) -> str:
+    return host.decode("ascii", "replace").strip("[]")
+
+
+def _target(state: ClientState, server: Server) -> Target:
+    if server.address is None:
+        raise RuntimeError("an upstream connection without an address")
+    return state.targets[server.address]
+
+
+def _drops_cookies(exchange: Exchange) -> bool:
+    return exchange.allow is not None and any(b.drop_set_cookie for b in exchange.allow.bindings)
+
+
+def _received(exchange: Exchange, data: bytes) -> bytes:
+    exchange.resp_bytes += len(data)
+    return data

@@ -1,0 +1,148 @@
+"""From a head to a verdict, and from Allow to what is sent. The order is the promise: nothing is fetched before the
+rules said yes, nothing is injected before the ledger has it on disk, nothing is sent before both.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mitmproxy.http import Headers, HTTPFlow
+
+from credgate.gateway.dial import Dialler
+from credgate.gateway.exchange import ClientState, Exchange, Key, Target
+from credgate.gateway.records import Records
+from credgate.gateway.refusal import deny
+from credgate.ledger.record import LedgerError
+from credgate.runs import Run
+from credgate.secretvalue import SecretUnavailable
+from rules.decide import decide
+from rules.inject import InjectError, authority, injected, rewrite
+from rules.parse import parse_request
+from rules.reasons import Reason
+from rules.request import Request, Via, Wire
+from rules.verdict import Allow, Deny
+
+if TYPE_CHECKING:
+    from credgate.vault import Vault
+
+type Fields = tuple[tuple[bytes, bytes], ...]
+
+
+def wire_of(flow: HTTPFlow, state: ClientState, exchange: Exchange) -> Wire:
+    """The raw facts of one request, none of them from mitmproxy's own reading of hosts."""
+    data = flow.request.data
+    h2 = data.http_version == b"HTTP/2.0"
+    absolute = state.listener.proxy and not state.connect_port
+    via = Via.ABSOLUTE if absolute else Via.CONNECT if state.connect_port else Via.DIRECT
+    return Wire(
+        via=via,
+        http_version=data.http_version.decode("latin-1"),
+        method=data.method,
+        target=data.path,
+        headers=tuple(data.headers.fields),
+        tls=flow.client_conn.tls_established,
+        authority=exchange.authority,
+        scheme=exchange.scheme if h2 or exchange.authority else b"",
+        connect_host=state.connect_host,
+        connect_port=state.connect_port,
+        sni=flow.client_conn.sni,
+        listen_port=state.listener.port,
+        has_body=exchange.has_body,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judge:
+    """Judges one request after the other; holds no state of its own."""
+
+    records: Records
+    vault: "Vault"
+    dialler: Dialler
+
+    async def judge(
+        self, state: ClientState, exchange: Exchange, wire: Wire, connected: frozenset[Key]
+    ) -> Fields | Deny:
+        """The headers to send, or the refusal. After fields came back the intent is in the ledger."""
+        allow = self._allow(state.run, exchange, wire)
+        if isinstance(allow, Deny):
+            return allow
+        request = exchange.request
+        if request is None:
+            return deny(Reason.INTERNAL)
+        target = await self._target(state, allow, request, connected)
+        if isinstance(target, Deny):
+            return target
+        exchange.allow, exchange.target = allow, target
+        exchange.pin = state.pins.get(target.key, "") or str(target.addresses[0])
+        try:
+            fields, bindings = await self._rewritten(state.run, request, allow)
+            return await self._noted(state, exchange, fields, bindings)
+        except (SecretUnavailable, InjectError):
+            return deny(Reason.SECRET_UNAVAILABLE)
+        except LedgerError:
+            return deny(Reason.LEDGER_UNAVAILABLE)
+
+    def _allow(self, run: Run, exchange: Exchange, wire: Wire) -> Allow | Deny:
+        closed = _closed(run)
+        if closed is not None:
+            return closed
+        if exchange.fault is not None:
+            return deny(exchange.fault)
+        request = parse_request(wire)
+        if isinstance(request, Deny):
+            return request
+        exchange.request = request
+        return decide(run.policy, run.role, request, run.decoys)
+
+    async def _target(
+        self, state: ClientState, allow: Allow, request: Request, connected: frozenset[Key]
+    ) -> Target | Deny:
+        for known in state.targets.values():
+            if known.key in connected and known.endpoint == allow.endpoint and known.host == request.host:
+                return known
+        target = await self.dialler.target(allow.endpoint, request.host)
+        if isinstance(target, Target):
+            state.targets[target.key] = target
+        return target
+
+    async def _rewritten(self, run: Run, request: Request, allow: Allow) -> tuple[Fields, Mapping[str, str]]:
+        """The headers, and the secrets' names by binding of those that are in them."""
+        bindings = {b.name: b.secret for b in injected(request, allow, run.decoys)}
+        values: dict[str, str] = {}
+        for name in dict.fromkeys(bindings.values()):
+            values[name] = (await self.vault.fetch(run.policy.secrets[name], run.caller_env)).reveal()
+        return rewrite(request, allow, values, run.decoys), bindings
+
+    async def _noted(
+        self, state: ClientState, exchange: Exchange, fields: Fields, bindings: Mapping[str, str]
+    ) -> Fields | Deny:
+        closed = _closed(state.run)  # fetching took its time
+        if closed is not None:
+            return closed
+        exchange.intent_seq = self.records.intent(state, exchange, tuple(bindings), tuple(bindings.values()))
+        state.exchanges.add(exchange)
+        if bindings:
+            await self.records.ledger.durable(exchange.intent_seq)
+        closed = _closed(state.run)
+        return fields if closed is None else closed
+
+
+def _closed(run: Run) -> Deny | None:
+    if run.revoked:
+        return deny(Reason.REVOKED)
+    return None if run.proof else deny(Reason.PROOF_MISSING)
+
+
+def apply(flow: HTTPFlow, exchange: Exchange, fields: Fields) -> None:
+    """Make mitmproxy's request what was judged, byte for byte."""
+    request, target = exchange.request, exchange.target
+    if request is None or target is None:
+        raise RuntimeError("applied before it was judged")
+    data = flow.request.data
+    h2 = data.http_version == b"HTTP/2.0"
+    data.method = request.method.encode("ascii")
+    data.path = request.target.encode("ascii")
+    data.scheme = request.scheme.encode("ascii")
+    data.authority = authority(request) if h2 else b""
+    data.host, data.port = target.key
+    data.headers = Headers(fields)

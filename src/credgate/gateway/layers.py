@@ -1,0 +1,204 @@
+"""mitmproxy's HTTP layers, held to our rules: refusals in our own words and at once, bounded heads, no translation.
+
+Where mitmproxy would answer by itself (an HTML page that quotes the input) or would read a whole body before it says
+no, these classes say no. They hold no policy: the hooks decide, the layers obey `Exchange.refusal`.
+"""
+
+from typing import Any
+
+from mitmproxy import flow as mitm_flow
+from mitmproxy.connection import ConnectionState
+from mitmproxy.http import Headers, Response
+from mitmproxy.net.http.validate import validate_headers
+from mitmproxy.proxy import commands, events, layer
+from mitmproxy.proxy.context import Context
+from mitmproxy.proxy.layers import http as mitm
+from mitmproxy.proxy.layers.http import HTTPMode
+from mitmproxy.proxy.layers.http._events import (
+    ErrorCode,
+    RequestHeaders,
+    RequestProtocolError,
+    ResponseData,
+    ResponseEndOfMessage,
+    ResponseHeaders,
+    ResponseProtocolError,
+)
+from mitmproxy.proxy.layers.http._hooks import HttpErrorHook, HttpRequestHeadersHook
+
+from credgate.gateway.exchange import Exchange, attach, exchange_of
+from credgate.gateway.http1 import GateHttp1Client, GateHttp1Server
+from credgate.gateway.refusal import phrase
+from rules.reasons import Reason
+
+type Commands = layer.CommandGenerator[None]
+type Truth = layer.CommandGenerator[bool]
+
+
+def install() -> None:
+    """Make mitmproxy's HTTP layer build our upstream side; it has no other seam for that than this name."""
+    module: Any = mitm
+    module.Http1Client = GateHttp1Client
+
+
+def http_layer(context: Context, mode: HTTPMode) -> "GateHttpLayer":
+    """An HTTP layer whose client side is ours. HTTP/2 is spoken only where ALPN agreed on it."""
+    gate = GateHttpLayer(context, mode)
+    if context.client.alpn != b"h2":
+        gate.connections[context.client] = GateHttp1Server(gate.context.fork())
+    return gate
+
+
+class GateHttpLayer(mitm.HttpLayer):
+    """HttpLayer whose streams are GateStreams."""
+
+    def make_stream(self, stream_id: int) -> Commands:
+        """Start one exchange."""
+        self.streams[stream_id] = GateStream(self.context.fork(), stream_id)
+        yield from self.event_to_child(self.streams[stream_id], events.Start())
+
+
+class GateStream(mitm.HttpStream):
+    """One exchange. Adds to HttpStream: what was raw is kept, a refusal is spoken at once, failures get our words."""
+
+    _has_body = False
+    _connected = False
+    _answering = False  # the head of an answer has gone to the client
+
+    def state_wait_for_request_headers(self, event: RequestHeaders) -> Commands:
+        """Keep what only the event tells."""
+        self._has_body = not event.end_stream
+        yield from super().state_wait_for_request_headers(event)
+
+    def check_invalid(self, request: bool) -> Truth:
+        """Called by HttpStream before any hook, for the request's head and again for the response's."""
+        if request:
+            return (yield from self._arrive())
+        return (yield from self._check_response())
+
+    def _arrive(self) -> Truth:
+        data = self.flow.request.data
+        exchange = Exchange(
+            authority=data.authority,
+            scheme=data.scheme,
+            has_body=self._has_body,
+            connect=data.method == b"CONNECT",
+            fault=self._fault(),
+        )
+        attach(self.flow, exchange)
+        if not data.host:
+            data.host, data.port = "unjudged.invalid", 1  # HttpStream would take the Host header instead
+        if exchange.fault is None:
+            return False
+        yield HttpRequestHeadersHook(self.flow)
+        yield from self._refuse(exchange)
+        return True
+
+    def _fault(self) -> Reason | None:
+        request = self.flow.request
+        if request.data.method.upper() == b"CONNECT":
+            outer = self.mode is HTTPMode.regular and request.data.method == b"CONNECT"
+            return None if outer and not self._has_body else Reason.MALFORMED
+        try:
+            validate_headers(request)
+        except ValueError:
+            return Reason.MALFORMED
+        return None
+
+    def _check_response(self) -> Truth:
+        response = self.flow.response
+        try:
+            if response is None:
+                raise ValueError("no response")
+            validate_headers(response)
+        except ValueError:
+            yield from self._fail(Reason.UPSTREAM_INVALID)
+            return True
+        return False
+
+    def check_killed(self, emit_error_hook: bool) -> Truth:
+        """Called by HttpStream right after each hook that may deny."""
+        exchange = exchange_of(self.flow)
+        if exchange.refusal is not None and not self._answering:
+            yield from self._refuse(exchange)
+            return True
+        return (yield from super().check_killed(emit_error_hook))
+
+    def start_response_stream(self) -> Commands:
+        """From here on the client has a head: what goes wrong later closes its connection."""
+        self._answering = True
+        yield from super().start_response_stream()
+
+    def make_server_connection(self) -> Truth:
+        """Get the upstream connection; one that speaks another HTTP than the client is none."""
+        connection, error = yield mitm.GetHttpConnection(
+            (self.flow.request.host, self.flow.request.port), self.flow.request.scheme == "https", None
+        )
+        if error is None and (connection.alpn == b"h2") != (self.context.client.alpn == b"h2"):
+            yield commands.CloseConnection(connection)
+            error = "protocol"
+        if error is not None:
+            yield from self._fail(Reason.UPSTREAM_TLS)
+            return False
+        self.context.server = self.flow.server_conn = connection
+        self._connected = True
+        return True
+
+    def handle_protocol_error(self, event: RequestProtocolError | ResponseProtocolError) -> Commands:
+        """Answer 502 or 504 while there is no answer yet; later the client's connection ends unclean."""
+        exchange = exchange_of(self.flow)
+        done = self.server_state in (self.state_done, self.state_errored)
+        if isinstance(event, RequestProtocolError):
+            exchange.client_gone = exchange.client_gone or not done
+        elif not done:
+            if not self._answering:
+                reset = event.message == "server closed connection"
+                yield from self._fail(Reason.UPSTREAM_RESET if reset else Reason.UPSTREAM_INVALID)
+                return
+            exchange.failure = exchange.failure or Reason.UPSTREAM_INVALID
+        yield from super().handle_protocol_error(event)
+
+    def _fail(self, default: Reason) -> Commands:
+        """End an exchange whose upstream gave no answer. The error hook records it and makes the refusal."""
+        exchange = exchange_of(self.flow)
+        exchange.failure = exchange.failure or default
+        self.flow.error = mitm_flow.Error(exchange.failure.value)
+        yield HttpErrorHook(self.flow)
+        yield from self._refuse(exchange)
+
+    def _refuse(self, exchange: Exchange) -> Commands:
+        refusal = exchange.refusal
+        if refusal is None:
+            raise RuntimeError("refused without a reason")  # the handler turns this into the end of the connection
+        h2 = self.context.client.alpn == b"h2"
+        status = refusal.deny.status
+        response = Response(
+            http_version=b"HTTP/2.0" if h2 else b"HTTP/1.1",
+            status_code=status,
+            reason=b"" if h2 else phrase(status),
+            headers=Headers(refusal.fields(h2=h2, close=self._has_body)),
+            content=None,
+            trailers=None,
+            timestamp_start=0.0,
+            timestamp_end=None,
+        )
+        self.flow.response = response
+        if self._connected:
+            gone = RequestProtocolError(self.stream_id, "refused", ErrorCode.CANCEL)
+            yield mitm.SendHttp(gone, self.context.server)
+        head_only = self.flow.request.data.method == b"HEAD"
+        self._answering = True
+        yield mitm.SendHttp(ResponseHeaders(self.stream_id, response, head_only), self.context.client)
+        if not head_only:
+            yield mitm.SendHttp(ResponseData(self.stream_id, refusal.body()), self.context.client)
+        yield mitm.SendHttp(ResponseEndOfMessage(self.stream_id), self.context.client)
+        self.flow.live = False
+        self.client_state = self.server_state = self.state_errored
+        yield mitm.DropStream(self.stream_id)
+
+
+class Closer(layer.Layer):
+    """Closes the client connection whatever comes: what a tunnel becomes that holds neither TLS nor HTTP."""
+
+    def _handle_event(self, event: events.Event) -> Commands:
+        if self.context.client.state is not ConnectionState.CLOSED:
+            yield commands.CloseConnection(self.context.client)

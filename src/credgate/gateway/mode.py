@@ -1,0 +1,102 @@
+"""Our proxy mode: a listening socket that somebody else made, and the run it belongs to."""
+
+import asyncio
+import socket
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mitmproxy.options import Options
+from mitmproxy.proxy.context import Context
+from mitmproxy.proxy.layer import Layer
+from mitmproxy.proxy.layers import modes
+from mitmproxy.proxy.layers.http import HTTPMode
+from mitmproxy.proxy.mode_servers import AsyncioServerInstance, ServerManager
+from mitmproxy.proxy.mode_specs import ProxyMode
+
+from credgate.gateway.exchange import ClientState
+from credgate.gateway.handler import GateHandler
+from credgate.gateway.hooks import Hooks
+from credgate.gateway.layers import http_layer
+from credgate.runs import Listener, Run
+
+MAX_CONNECTIONS = 512  # of one run: a jail can't take the daemon's descriptors from the other runs
+
+
+@dataclass(frozen=True)
+class CredgateMode(ProxyMode):  # type: ignore[no-untyped-call]
+    """`data` names the run and the port; the socket itself comes with the instance."""
+
+    transport_protocol: Literal["tcp"] = "tcp"
+    description: str = "credgate listener"
+
+    def __post_init__(self) -> None:
+        """Nothing to check: the spec is made below."""
+
+    @property
+    def default_port(self) -> int:
+        """The socket has its port already."""
+        return 0
+
+
+class CredgateInstance(AsyncioServerInstance[CredgateMode]):  # type: ignore[no-untyped-call]
+    """Accepts on one listener. Made by `bind`."""
+
+    run: Run
+    listener: Listener
+    hooks: Hooks
+    options: Options
+    handlers: dict[GateHandler, asyncio.Task[Any]]
+
+    @classmethod
+    def bind(
+        cls, run: Run, listener: Listener, *, hooks: Hooks, options: Options, manager: ServerManager
+    ) -> "CredgateInstance":
+        """Make the instance of one listener; `start` accepts."""
+        spec = f"credgate:{run.id}/{listener.port}"
+        instance = cls(CredgateMode(spec, f"{run.id}/{listener.port}", None, listener.port), manager)
+        instance.run, instance.listener, instance.hooks, instance.options = run, listener, hooks, options
+        instance.handlers = {}
+        return instance
+
+    async def listen(self, host: str, port: int) -> list[Any]:
+        """Accept on the socket we were given. Raises OSError where it does not listen."""
+        sock = self.listener.sock
+        if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            raise OSError(f"socket for port {self.listener.port} does not listen")
+        return [await asyncio.start_server(self.handle_stream, sock=sock)]
+
+    def make_top_layer(self, context: Context) -> Layer:
+        """CONNECT and absolute-form on the proxy port; elsewhere the first byte tells TLS from HTTP."""
+        if self.listener.proxy:
+            return http_layer(context, HTTPMode.regular)
+        context.server.address = ("direct.invalid", self.listener.port)
+        return modes.HttpProxy(context)
+
+    async def handle_stream(self, reader: Any, writer: Any = None) -> None:
+        """Run one accepted connection to its end."""
+        if len(self.handlers) >= MAX_CONNECTIONS:
+            writer.transport.abort()
+            return
+        # Accepted sockets inherit the listener's protocol number; where it is 0 asyncio leaves Nagle on.
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        state = ClientState(run=self.run, listener=self.listener)
+        handler = GateHandler((reader, writer), self.options, self.mode, state=state, hooks=self.hooks)
+        handler.layer = self.make_top_layer(handler.layer.context)
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("not in a task")
+        self.handlers[handler] = task
+        try:
+            await handler.handle_client()
+        finally:
+            self.handlers.pop(handler, None)
+
+    async def shut(self) -> None:
+        """Stop accepting, end every connection, and return when all are gone."""
+        if self.is_running:
+            await self.stop()
+        tasks = tuple(self.handlers.values())
+        for handler in tuple(self.handlers):
+            handler.close("the run ended")
+        if tasks:
+            await asyncio.wait(tasks, timeout=5.0)

@@ -1,0 +1,149 @@
+"""What the gateway writes into the ledger: which request, which verdict, how it ended. No header values, no bodies."""
+
+from typing import TYPE_CHECKING
+
+from credgate.gateway.exchange import ClientState, Exchange
+from credgate.gateway.refusal import Refusal
+from rules.reasons import Reason
+from rules.request import Wire
+
+if TYPE_CHECKING:
+    from credgate.ledger.writer import Ledger
+
+# By these the target's own records name a request; a date stands in where there is no id.
+ID_HEADERS = frozenset(
+    {
+        b"x-request-id",
+        b"x-github-request-id",
+        b"x-amzn-requestid",
+        b"x-amz-request-id",
+        b"request-id",
+        b"cf-ray",
+        b"date",
+    }
+)
+
+
+def collect_ids(fields: tuple[tuple[bytes, bytes], ...]) -> dict[str, str]:
+    """The target's ids in a response's headers, first of each name."""
+    ids: dict[str, str] = {}
+    for name, value in fields:
+        if name.lower() in ID_HEADERS:
+            ids.setdefault(name.lower().decode("ascii"), value.decode("latin-1"))
+    return ids
+
+
+class Records:
+    """Writes for one ledger. Every method raises LedgerError when the line can't be written."""
+
+    def __init__(self, ledger: "Ledger") -> None:
+        self.ledger = ledger
+
+    def intent(
+        self, state: ClientState, exchange: Exchange, bindings: tuple[str, ...], secrets: tuple[str, ...]
+    ) -> int:
+        """Say that a request will be forwarded; returns the line's number."""
+        allow = exchange.allow
+        return self.ledger.append(
+            "intent",
+            **_run_fields(state),
+            **_request_fields(exchange),
+            verdict="allow",
+            rule="" if allow is None else allow.rule,
+            binding=",".join(bindings),
+            secret=",".join(secrets),
+            pin=exchange.pin,
+        )
+
+    def outcome(
+        self, state: ClientState, exchange: Exchange, *, reason: Reason | None = None, detail: str = ""
+    ) -> None:
+        """Say how a forwarded request ended: once, however many ends it has."""
+        exchange.disarm()
+        state.exchanges.discard(exchange)
+        if exchange.finished:
+            return
+        exchange.finished = True
+        self.ledger.append(
+            "outcome",
+            run=state.run.id,
+            intent_seq=exchange.intent_seq,
+            reason=reason.value if reason else "",
+            detail=detail,
+            pin=exchange.pin,
+            status=exchange.status or None,
+            req_bytes=exchange.req_bytes,
+            resp_bytes=exchange.resp_bytes,
+            ms=exchange.ms,
+            ids=exchange.ids,
+            request_id=exchange.refusal.request_id if exchange.refusal else "",
+        )
+
+    def deny(
+        self, state: ClientState, exchange: Exchange, refusal: Refusal, wire: Wire | None, detail: str = ""
+    ) -> None:
+        """Say that a request was refused. `wire` gives the names where the request has no normal form."""
+        exchange.finished = True
+        self.ledger.append(
+            "deny",
+            **_run_fields(state),
+            **(_request_fields(exchange) if exchange.request else _wire_fields(wire)),
+            verdict="deny",
+            reason=refusal.deny.reason.value,
+            rule=refusal.deny.rule,
+            status=refusal.deny.status,
+            detail=detail or refusal.deny.hint,
+            request_id=refusal.request_id,
+        )
+
+    def connection(self, state: ClientState, reason: Reason, *, detail: str = "", request_id: str = "") -> None:
+        """Say that a connection was refused that never came to a request."""
+        self.ledger.append(
+            "deny",
+            **_run_fields(state),
+            verdict="deny",
+            reason=reason.value,
+            host=state.connect_host.decode("latin-1"),
+            port=state.port,
+            detail=detail,
+            request_id=request_id,
+        )
+
+
+def _run_fields(state: ClientState) -> dict[str, object]:
+    run = state.run
+    return {"run": run.id, "role": run.role, "proof": run.proof, "policy_sha256": run.policy.sha256}
+
+
+def _request_fields(exchange: Exchange) -> dict[str, object]:
+    request = exchange.request
+    if request is None:
+        return {}
+    return {
+        "via": request.via.value,
+        "http_version": request.http_version,
+        "scheme": request.scheme,
+        "host": request.host,
+        "port": request.port,
+        "method": request.method,
+        "path": request.path,
+        "query_names": request.query_names,
+    }
+
+
+def _wire_fields(wire: Wire | None) -> dict[str, object]:
+    if wire is None:
+        return {}
+    host = wire.connect_host or wire.authority
+    for name, value in wire.headers:
+        if not host and name.lower() == b"host":
+            host = value
+    return {
+        "via": wire.via.value,
+        "http_version": wire.http_version,
+        "host": host.decode("latin-1"),
+        "port": wire.connect_port or wire.listen_port,
+        "method": wire.method.decode("latin-1"),
+        "path": wire.target.partition(b"?")[0].decode("latin-1"),  # names of the query only where it was parsed
+        "sni": wire.sni or "",
+    }

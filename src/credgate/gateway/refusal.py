@@ -1,0 +1,93 @@
+"""A refusal as the jail sees it: one JSON shape, one header, a short fixed sentence; nothing of our own insides."""
+
+import json
+import secrets
+from dataclasses import dataclass, field
+
+from rules.reasons import Reason
+from rules.verdict import Deny
+
+HEADER = b"credgate-verdict"
+
+# What the gateway itself refuses, or could not do; everything else comes from the rules with its own sentence.
+_SENTENCES: dict[Reason, tuple[int, str]] = {
+    Reason.MALFORMED: (400, "The request is not well-formed HTTP."),
+    Reason.METADATA: (403, "Metadata addresses are closed."),
+    Reason.SECRET_UNAVAILABLE: (403, "The credential for this request is not available. Ask the user to set it."),
+    Reason.ADDRESS_BLOCKED: (403, "The host resolves to an address that is closed."),
+    Reason.RESOLVE_FAILED: (502, "The host could not be resolved."),
+    Reason.UPSTREAM_UNREACHABLE: (502, "The host could not be reached."),
+    Reason.UPSTREAM_TLS: (502, "No verified TLS connection to the host could be made."),
+    Reason.UPSTREAM_RESET: (502, "The host closed the connection without an answer."),
+    Reason.UPSTREAM_INVALID: (502, "The host gave an answer that is not well-formed HTTP."),
+    Reason.UPSTREAM_TIMEOUT: (504, "The host did not answer in time."),
+    Reason.NOT_HTTP: (400, "Only HTTP passes this gateway."),
+    Reason.PROOF_MISSING: (403, "This run has not been proven confined yet."),
+    Reason.REVOKED: (403, "The rights of this run have been revoked."),
+    Reason.LEDGER_UNAVAILABLE: (403, "The ledger can not be written, so nothing passes."),
+    Reason.INTERNAL: (403, "The gateway could not judge this request, so it is refused."),
+}
+
+
+def deny(reason: Reason) -> Deny:
+    """The gateway's own refusal for a reason."""
+    status, message = _SENTENCES[reason]
+    return Deny(reason=reason, message=message, status=status)
+
+
+def new_id() -> str:
+    """An id that names one refusal in the answer and in the ledger."""
+    return secrets.token_hex(8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A Deny with the id under which the ledger has it."""
+
+    deny: Deny
+    request_id: str = field(default_factory=new_id)
+
+    def body(self) -> bytes:
+        """The JSON document of the answer."""
+        error = {
+            "type": "credgate_denied",
+            "code": self.deny.reason.value,
+            "message": self.deny.message,
+            "request_id": self.request_id,
+        }
+        return json.dumps({"error": error}).encode()
+
+    def fields(self, *, h2: bool, close: bool) -> tuple[tuple[bytes, bytes], ...]:
+        """Headers of the answer, lower case as HTTP/2 wants them."""
+        fields = [
+            (HEADER, b"deny"),
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(self.body())).encode()),
+            (b"cache-control", b"no-store"),
+        ]
+        if self.deny.status == 426:
+            fields.append((b"upgrade", b"HTTP/1.1"))  # RFC 9110 15.5.22: a 426 names what would be taken
+        if h2:
+            return tuple(name_value for name_value in fields if name_value[0] != b"upgrade")
+        # RFC 9110 7.8: whoever sends Upgrade lists it in Connection too
+        options = [*(["upgrade"] if self.deny.status == 426 else []), *(["close"] if close else [])]
+        if options:
+            fields.append((b"connection", ", ".join(options).encode()))
+        return tuple(fields)
+
+    def wire(self) -> bytes:
+        """The whole answer as HTTP/1.1, after which the connection is closed."""
+        lines = [b"HTTP/1.1 %d %s" % (self.deny.status, phrase(self.deny.status))]
+        lines += [name + b": " + value for name, value in self.fields(h2=False, close=True)]
+        return b"\r\n".join(lines) + b"\r\n\r\n" + self.body()
+
+
+def phrase(status: int) -> bytes:
+    """The reason phrase of a status we send."""
+    return {
+        400: b"Bad Request",
+        403: b"Forbidden",
+        426: b"Upgrade Required",
+        502: b"Bad Gateway",
+        504: b"Gateway Timeout",
+    }.get(status, b"Refused")

@@ -1,0 +1,130 @@
+"""The gateway: mitmproxy's engine on listeners that berths made, judged by the rules, recorded in the ledger."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mitmproxy import ctx
+from mitmproxy.addons.proxyserver import Proxyserver
+from mitmproxy.options import Options
+
+from credgate.ca import Authority
+from credgate.errors import CredgateError
+from credgate.gateway import layers
+from credgate.gateway.dial import Dialler, OwnAddresses, Resolve
+from credgate.gateway.hooks import HOOKS, Hooks, Timeouts
+from credgate.gateway.judge import Judge
+from credgate.gateway.mode import CredgateInstance
+from credgate.gateway.records import Records
+from credgate.gateway.upstream import UpstreamTls
+from credgate.runs import Listener, Run
+from rules.policy import Address
+
+if TYPE_CHECKING:
+    from credgate.ledger.writer import Ledger
+    from credgate.vault import Vault
+
+# What mitmproxy would otherwise do: dial before anybody judged, pass raw TCP, speak QUIC, copy certificates.
+_OPTIONS = {
+    "connection_strategy": "lazy",
+    "rawtcp": False,
+    "http3": False,
+    "upstream_cert": False,
+    "validate_inbound_headers": True,
+    "websocket": False,
+    "store_streamed_bodies": False,
+}
+# Their texts quote URLs, headers and certificates; what we need to know of them comes by hooks.
+_QUIET_LOGGERS = ("mitmproxy", "hpack", "h2", "asyncio")
+
+
+class GatewayError(CredgateError):
+    """The gateway can't listen, or isn't whole."""
+
+
+class Gateway:
+    """One for the whole daemon; runs come and go. Not thread-safe: everything runs on the loop that called start."""
+
+    def __init__(
+        self,
+        *,
+        authority: Authority,
+        ledger: "Ledger",
+        vault: "Vault",
+        resolve: Resolve,
+        own_addresses: OwnAddresses,
+        timeouts: Timeouts | None = None,
+        system_roots: Path | None = None,
+    ) -> None:
+        """`resolve` raises OSError where a name has no address. Raises CredgateError without a system trust store."""
+        limits = timeouts or Timeouts()
+        dialler = Dialler(
+            resolve=resolve,
+            own_addresses=own_addresses,
+            listeners=self._gateway_addresses,
+            resolve_timeout=limits.resolve,
+            connect_timeout=limits.connect,
+        )
+        self._hooks = Hooks(
+            judge=Judge(records=Records(ledger), vault=vault, dialler=dialler),
+            authority=authority,
+            upstream=UpstreamTls(system_roots),
+            timeouts=limits,
+        )
+        self._registry: Proxyserver | None = None
+        self._options: Options | None = None
+        self._instances: dict[str, list[CredgateInstance]] = {}
+
+    async def start(self) -> None:
+        """Set mitmproxy up. Raises GatewayError where a hook or an option is missing: nothing is served then."""
+        missing = [name for name in HOOKS if not asyncio.iscoroutinefunction(getattr(self._hooks, name, None))]
+        if missing:
+            raise GatewayError("gateway_incomplete", f"gateway has no hook {', '.join(missing)}", "install it anew")
+        for name in _QUIET_LOGGERS:
+            logging.getLogger(name).setLevel(logging.WARNING)
+        options = Options()
+        registry = Proxyserver()  # type: ignore[no-untyped-call]
+        registry.load(options)  # type: ignore[no-untyped-call]
+        try:
+            options.update(**_OPTIONS, tcp_timeout=int(self._hooks.timeouts.idle))  # type: ignore[no-untyped-call]
+        except (KeyError, ValueError, TypeError) as error:
+            raise GatewayError("gateway_incomplete", "mitmproxy lacks an option that the gateway needs") from error
+        layers.install()
+        ctx.options = options  # ServerInstance.start reads the global
+        self._registry, self._options = registry, options
+
+    async def serve(self, run: Run, listeners: Sequence[Listener]) -> None:
+        """Accept for `run`. Raises GatewayError where one listener can't be served; then none of them is."""
+        if self._registry is None or self._options is None:
+            raise GatewayError("gateway_stopped", "the gateway is not started")
+        if run.id in self._instances:
+            raise GatewayError("run_served", f"run {run.id} is served already")
+        self._instances[run.id] = made = []
+        try:
+            for listener in listeners:
+                instance = CredgateInstance.bind(
+                    run, listener, hooks=self._hooks, options=self._options, manager=self._registry
+                )
+                made.append(instance)
+                await instance.start()
+        except OSError as error:
+            await self.close(run.id)
+            raise GatewayError("listen_failed", f"run {run.id}: can't listen: {error}") from error
+
+    async def close(self, run_id: str) -> None:
+        """Close the listeners of a run and all its client and upstream connections. Unknown runs are no error."""
+        for instance in self._instances.pop(run_id, []):
+            await instance.shut()
+
+    async def stop(self) -> None:
+        """Close every run."""
+        for run_id in tuple(self._instances):
+            await self.close(run_id)
+        self._registry = self._options = None
+
+    def _gateway_addresses(self) -> frozenset[Address]:
+        runs = (instances[0].run for instances in self._instances.values() if instances)
+        return frozenset(ip_address(run.gateway_ip) for run in runs)

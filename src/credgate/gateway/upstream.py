@@ -1,0 +1,69 @@
+"""TLS towards the targets: the system's roots and an endpoint's own, never our CA; verification is never off."""
+
+from collections import OrderedDict
+from pathlib import Path
+
+from OpenSSL import SSL
+
+from credgate.errors import CredgateError
+from credgate.trust import BUNDLES
+from rules.policy import Endpoint
+
+_MAX_CONTEXTS = 256
+
+
+class UpstreamTls:
+    """Keeps one context for each extra CA file and protocol. Not thread-safe: it lives on the daemon's loop."""
+
+    def __init__(self, bundle: Path | None = None) -> None:
+        """Take the system's bundle. Raises CredgateError where there is none: nothing could be verified then."""
+        found = bundle or next((Path(name) for name in BUNDLES if Path(name).is_file()), None)
+        if found is None:
+            raise CredgateError(
+                "no_trust_store", f"no CA bundle at any of {', '.join(BUNDLES)}", "install the ca-certificates package"
+            )
+        self._bundle = found
+        self._contexts: OrderedDict[tuple[str, bytes], SSL.Context] = OrderedDict()
+
+    def connection(self, endpoint: Endpoint, host: str, alpn: bytes) -> SSL.Connection:
+        """Start a client side that asks for `host` and takes a certificate for `host` only. Raises CredgateError."""
+        connection = SSL.Connection(self._context(endpoint.ca, alpn))
+        name = host.encode("ascii")
+        connection.set_tlsext_host_name(name)
+        lib = SSL._lib
+        param = lib.SSL_get0_param(connection._ssl)  # type: ignore[attr-defined]
+        # RFC 9525: the subject's common name is no identity, and a wildcard is a whole label
+        flags = lib.X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS | lib.X509_CHECK_FLAG_NEVER_CHECK_SUBJECT
+        lib.X509_VERIFY_PARAM_set_hostflags(param, flags)
+        if lib.X509_VERIFY_PARAM_set1_host(param, name, len(name)) != 1:
+            raise CredgateError("tls_setup", "OpenSSL refused the name to verify")
+        connection.set_connect_state()
+        return connection
+
+    def _context(self, ca: str, alpn: bytes) -> SSL.Context:
+        context = self._contexts.get((ca, alpn))
+        if context is None:
+            context = self._contexts[ca, alpn] = self._build(ca, alpn)
+            if len(self._contexts) > _MAX_CONTEXTS:
+                self._contexts.popitem(last=False)
+        return context
+
+    def _build(self, ca: str, alpn: bytes) -> SSL.Context:
+        context = SSL.Context(SSL.TLS_CLIENT_METHOD)
+        context.set_min_proto_version(SSL.TLS1_2_VERSION)
+        context.set_options(SSL.OP_NO_COMPRESSION)
+        context.set_verify(SSL.VERIFY_PEER)
+        for file in (str(self._bundle), ca):
+            if file:
+                _load(context, file)
+        context.set_alpn_protos([alpn])
+        return context
+
+
+def _load(context: SSL.Context, file: str) -> None:
+    try:
+        context.load_verify_locations(file)
+    except SSL.Error as error:
+        raise CredgateError(
+            "ca_unusable", f"CA file {file}: not a readable PEM bundle", "see `ca` of the endpoint in the policy"
+        ) from error

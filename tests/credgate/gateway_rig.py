@@ -1,0 +1,418 @@
+"""A gateway on loopback between raw clients and two TLS targets of a test CA that keep every byte they get."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from credgate.ca import Authority
+from credgate.gateway.hooks import Timeouts
+from credgate.gateway.server import Gateway
+from credgate.ledger.writer import Ledger
+from credgate.runs import Listener, Run
+from credgate.secretvalue import Secret, SecretUnavailable
+from rules.load import load_policy
+from rules.policy import Address, SecretRule
+from tests.targets.pki import Authority as TestCa
+from tests.targets.pki import KeyPair
+
+SECRET = "ghp_realSecretValue0123456789abcdefghij"  # noqa: S105
+DECOY = "ghp_decoyDecoyDecoyDecoyDecoyDecoyDecoy1"
+FAST = Timeouts(connect=1.0, tls=1.0, first_byte=1.0, resolve=1.0, idle=30.0)
+
+type Script = Callable[["Seen", asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@dataclass
+class Seen:
+    """One request as a target got it: `raw` is the head, `body` what a script read."""
+
+    raw: bytes
+    body: bytes = b""
+
+    @property
+    def line(self) -> bytes:
+        return self.raw.partition(b"\r\n")[0]
+
+    def values(self, name: bytes) -> list[bytes]:
+        pairs = (line.partition(b":") for line in self.raw.split(b"\r\n")[1:] if line)
+        return [value.strip() for key, _, value in pairs if key.lower() == name]
+
+
+async def read_body(seen: Seen, reader: asyncio.StreamReader) -> None:
+    if seen.values(b"transfer-encoding"):
+        while size := int((await reader.readline()).strip(), 16):
+            seen.body += await reader.readexactly(size)
+            await reader.readline()
+        await reader.readline()
+    for length in seen.values(b"content-length"):
+        seen.body += await reader.readexactly(int(length))
+
+
+async def echo(seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await read_body(seen, reader)
+    body = b"ok %d" % len(seen.body)
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nX-Request-Id: target-1\r\nSet-Cookie: a=b\r\nAlt-Svc: h3\r\n\r\n"
+    writer.write(head % len(body) + (b"" if seen.line.startswith(b"HEAD") else body))
+
+
+class Target:
+    """A server on loopback; `connections` counts accepted ones, `raw` is every decrypted byte."""
+
+    def __init__(self, tls: ssl.SSLContext | None) -> None:
+        self._tls = tls
+        self.script: Script = echo
+        self.seen: list[Seen] = []
+        self.raw = b""
+        self.connections = 0
+        self.closed = asyncio.Event()
+        self.port = 0
+
+    async def __aenter__(self) -> "Target":
+        self._raw_server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
+        self.port = self._raw_server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._raw_server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                self.raw += head
+                self.seen.append(Seen(head))
+                await self.script(self.seen[-1], reader, writer)
+                self.raw += self.seen[-1].body
+                await writer.drain()
+                if writer.is_closing():
+                    break
+        self.closed.set()
+        writer.close()
+
+
+class FakeVault:
+    """A vault of fixed values; an unknown name is unavailable."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self.values = dict(values)
+        self.fetched: list[str] = []
+
+    async def fetch(self, rule: SecretRule, env: Mapping[str, str]) -> Secret:
+        self.fetched.append(rule.name)
+        if rule.name not in self.values:
+            raise SecretUnavailable("secret_not_set", f"secret {rule.name!r}: not set")
+        return Secret(rule.name, self.values[rule.name])
+
+
+@dataclass
+class Rig:
+    gateway: Gateway
+    run: Run
+    good: Target
+    evil: Target
+    plain: Target
+    proxy: int
+    direct: int  # the TLS port the client means, and that the policy lists
+    cleartext: int
+    ca: Path  # what the jail trusts: our CA
+    ledger_dir: Path
+    vault: FakeVault
+    names: dict[str, tuple[Address, ...]]
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def records(self, *events: str) -> list[dict[str, Any]]:
+        lines = [line for f in sorted(self.ledger_dir.glob("*.jsonl")) for line in f.read_text().splitlines()]
+        parsed = [json.loads(line) for line in lines]
+        return [r for r in parsed if not events or r["ev"] in events]
+
+    def reasons(self) -> list[str]:
+        return [r["reason"] for r in self.records("deny", "outcome") if "reason" in r]
+
+    @property
+    def untouched(self) -> bool:
+        return not (self.good.raw or self.evil.raw or self.plain.raw)
+
+    def trust(self, alpn: tuple[str, ...] = ("http/1.1",)) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=str(self.ca))
+        context.set_alpn_protocols(list(alpn))
+        return context
+
+    async def tunnel(
+        self, host: str = "api.good.test", port: int = 0, sni: str | None = "", alpn: tuple[str, ...] = ("http/1.1",)
+    ) -> "Client":
+        """CONNECT host:port, then TLS with `sni` (None: no TLS, "": the host)."""
+        client = await self.dial(self.proxy)
+        target = b"%s:%d" % (host.encode(), port or self.direct)
+        client.writer.write(b"CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n" % (target, target))
+        head = await client.reader.readuntil(b"\r\n\r\n")
+        if b" 200 " not in head:
+            raise ConnectionRefusedError(head + await client.rest())
+        if sni is not None:
+            await client.writer.start_tls(self.trust(alpn), server_hostname=sni or host)
+        return client
+
+    async def tls(self, sni: str = "api.good.test", alpn: tuple[str, ...] = ("http/1.1",)) -> "Client":
+        """TLS straight to the gateway's port."""
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", self.direct, ssl=self.trust(alpn), server_hostname=sni
+        )
+        return Client(reader, writer)
+
+    async def dial(self, port: int) -> "Client":
+        return Client(*await asyncio.open_connection("127.0.0.1", port))
+
+    async def curl(self, *args: str) -> tuple[int, str]:
+        process = await asyncio.create_subprocess_exec(
+            *("curl", "-sS", "--cacert", str(self.ca), "--max-time", "20", "-x", f"http://127.0.0.1:{self.proxy}"),
+            *args,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        out, _ = await process.communicate()
+        return process.returncode or 0, out.decode("utf-8", "replace")
+
+
+@dataclass
+class Answer:
+    status: int
+    head: bytes
+    body: bytes
+
+    @property
+    def code(self) -> str:
+        return str(json.loads(self.body)["error"]["code"])
+
+    @property
+    def verdict(self) -> bool:
+        return b"credgate-verdict: deny" in self.head.lower()
+
+
+@dataclass
+class Client:
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def ask(self, raw: bytes) -> Answer:
+        self.writer.write(raw)
+        return await self.answer(head_only=raw.startswith(b"HEAD"))
+
+    async def get(self, path: str = "/ok/a", host: str = "", **headers: str) -> Answer:
+        lines = [f"GET {path} HTTP/1.1", f"Host: {host}", *(f"{k.replace('_', '-')}: {v}" for k, v in headers.items())]
+        return await self.ask(("\r\n".join(lines) + "\r\n\r\n").encode())
+
+    async def answer(self, *, head_only: bool = False) -> Answer:
+        async with asyncio.timeout(10):
+            head = await self.reader.readuntil(b"\r\n\r\n")
+            status = int(head.split()[1])
+            seen = Seen(head)
+            if not head_only:
+                await read_body(seen, self.reader)
+            return Answer(status, head, seen.body)
+
+    async def rest(self) -> bytes:
+        """Everything until the end of the connection, whichever end it is."""
+        data = b""
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            async with asyncio.timeout(10):
+                while chunk := await self.reader.read(65536):
+                    data += chunk
+        return data
+
+    def close(self) -> None:
+        self.writer.transport.abort()
+
+
+POLICY = """
+version = 1
+default_role = "dev"
+[secret.token]
+source = "keyring:credgate/token"
+[secret.other]
+source = "keyring:credgate/other"
+[endpoint.good]
+host = "api.good.test"
+port = {direct}
+dial_port = {good}
+address = ["127.0.0.1"]
+ca = "{ca}"
+alpn = ["http/1.1"]
+[[endpoint.good.allow]]
+id = "ok"
+methods = ["GET", "POST", "PUT"]
+paths = ["/ok/**"]
+[[endpoint.good.allow]]
+id = "query"
+methods = ["GET"]
+paths = ["/query"]
+query = {{ allow = ["page"] }}
+[[endpoint.good.allow]]
+id = "free"
+methods = ["GET"]
+paths = ["/free/*"]
+[[endpoint.good.allow]]
+id = "placeholder"
+methods = ["GET"]
+paths = ["/ph/*"]
+[[endpoint.good.allow]]
+id = "slash"
+methods = ["GET"]
+paths = ["/pkg/*"]
+encoded_slash = true
+[[endpoint.good.deny]]
+id = "minting"
+paths = ["/ok/mint/**"]
+[endpoint.h2]
+host = "h2.good.test"
+port = {direct}
+dial_port = {h2}
+address = ["127.0.0.1"]
+ca = "{ca}"
+alpn = ["h2", "http/1.1"]
+[[endpoint.h2.allow]]
+id = "ok"
+methods = ["GET", "POST", "PUT"]
+paths = ["/ok/**"]
+[endpoint.looked-up]
+host = "up.good.test"
+port = {direct}
+dial_port = {good}
+address = ["127.0.0.0/8"]
+ca = "{ca}"
+[[endpoint.looked-up.allow]]
+id = "all"
+methods = ["GET"]
+paths = ["/**"]
+[endpoint.plain]
+host = "plain.good.test"
+port = {cleartext}
+dial_port = {plain}
+address = ["127.0.0.1"]
+tls = false
+[[endpoint.plain.allow]]
+id = "all"
+methods = ["GET", "POST"]
+paths = ["/ok/**"]
+[binding.token]
+secret = "token"
+endpoint = "good"
+rules = ["ok", "query", "slash"]
+place = "header:authorization"
+format = "Bearer {{secret}}"
+[binding.swap]
+secret = "other"
+endpoint = "good"
+rules = ["placeholder"]
+place = "header:authorization"
+format = "token {{secret}}"
+mode = "placeholder"
+placeholder = {{ env = "TOKEN", shape = "ghp_{{36}}" }}
+[binding.h2]
+secret = "token"
+endpoint = "h2"
+rules = ["ok"]
+place = "header:authorization"
+[role.dev]
+bindings = ["token", "swap", "h2"]
+endpoints = ["plain", "looked-up"]
+"""
+
+
+def server_tls(pair: KeyPair, alpn: tuple[str, ...] = ("http/1.1",)) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    context.set_alpn_protocols(list(alpn))
+    return context
+
+
+def listening() -> socket.socket:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    sock.bind(("127.0.0.1", 0))
+    sock.listen(64)
+    return sock
+
+
+def free_port() -> int:
+    with listening() as sock:
+        return int(sock.getsockname()[1])
+
+
+@contextlib.asynccontextmanager
+async def rig(
+    tmp: Path,
+    *,
+    timeouts: Timeouts = FAST,
+    policy: str = POLICY,
+    good_host: str = "api.good.test",
+    h2_port: int = 0,
+    test_ca: TestCa | None = None,
+) -> AsyncIterator[Rig]:
+    """Everything up; `good_host` is the name in the good target's certificate."""
+    ca = test_ca or TestCa(tmp, "targets")
+    good = Target(server_tls(_several(ca, good_host)))
+    evil, plain = Target(server_tls(ca.issue("evil.test"))), Target(None)
+    sockets = {name: listening() for name in ("proxy", "direct", "cleartext")}
+    ports = {name: sock.getsockname()[1] for name, sock in sockets.items()}
+    async with good, evil, plain:
+        text = policy.format(ca=ca.ca, good=good.port, plain=plain.port, h2=h2_port or good.port, **ports)
+        loaded = load_policy(text.encode(), packs={}, base_dir="/")
+        run = Run(
+            id="run-1",
+            policy=loaded,
+            role="dev",
+            gateway_ip="127.0.0.99",
+            proxy_port=ports["proxy"],
+            decoys={"swap": DECOY},
+            proof="proof-1",
+        )
+        authority = Authority.load_or_create(tmp / "ca")
+        (tmp / "ours.pem").write_bytes(authority.ca_pem)
+        names: dict[str, tuple[Address, ...]] = {"up.good.test": (ip_address("127.0.0.1"),)}
+
+        async def resolve(host: str) -> tuple[Address, ...]:
+            if host not in names:
+                raise OSError("no such name")
+            return names[host]
+
+        ledger = Ledger.open(tmp / "ledger")
+        vault = FakeVault({"token": SECRET, "other": SECRET[::-1]})
+        gateway = Gateway(
+            authority=authority,
+            ledger=ledger,
+            vault=vault,  # type: ignore[arg-type]
+            resolve=resolve,
+            own_addresses=frozenset,
+            timeouts=timeouts,
+        )
+        await gateway.start()
+        await gateway.serve(
+            run, [Listener(sock=s, port=ports[name], proxy=name == "proxy") for name, s in sockets.items()]
+        )
+        try:
+            yield Rig(
+                gateway=gateway,
+                run=run,
+                good=good,
+                evil=evil,
+                plain=plain,
+                ca=tmp / "ours.pem",
+                ledger_dir=tmp / "ledger",
+                vault=vault,
+                names=names,
+                extra={"ledger": ledger, "ca": ca, "authority": authority},
+                **ports,
+            )
+        finally:
+            await gateway.stop()
+            ledger.close()
+
+
+def _several(ca: TestCa, host: str) -> KeyPair:
+    return ca.issue(host)
