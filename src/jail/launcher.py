@@ -3,7 +3,6 @@
 Standard library only, single-threaded (measured: setns into a user namespace fails with a second thread).
 """
 
-import ctypes
 import os
 import signal
 import socket
@@ -11,7 +10,7 @@ import sys
 
 from jail import fdpass
 from jail.errors import JailError, Unsupported
-from jail.syscalls import prctl
+from jail.syscalls import prctl, syscall
 
 PR_SET_PDEATHSIG = 1
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
@@ -123,5 +122,4 @@ def _become_pid1(handles: Handles, peer: socket.socket, ttys: list[int]) -> None
 
 def _drop_all_but_standard() -> None:
     # The keeper child only waits; it must not hold a channel open that means "the jail lives".
-    close_range = ctypes.CDLL(None).close_range
-    close_range(ctypes.c_uint(3), ctypes.c_uint(0xFFFFFFFF), ctypes.c_int(0))
+    syscall("close_range", 3, 0xFFFFFFFF, 0)

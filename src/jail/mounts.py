@@ -13,6 +13,7 @@ import stat
 import struct
 
 from jail.errors import JailError
+from jail.plantypes import Operation
 from jail.syscalls import syscall
 
 AT_FDCWD = -100
@@ -32,7 +33,7 @@ MNT_DETACH = 2
 STAGE = "/tmp"  # noqa: S108 - any directory of the host: only this mount namespace sees what is mounted on it
 
 
-def build_root(operations: list[dict]) -> None:
+def build_root(operations: list[Operation]) -> None:
     """Apply the plan's operations on a new tmpfs root and pivot into it; the host's tree is gone afterwards.
 
     Raises JailError `mount_failed` naming the operation and the kernel's errno.
@@ -54,7 +55,7 @@ def build_root(operations: list[dict]) -> None:
         raise JailError("mount_failed", f"pivot: {error.strerror}", errno=error.errno or 0) from None
 
 
-def _failed(op: dict, error: OSError) -> JailError:
+def _failed(op: Operation, error: OSError) -> JailError:
     what = f"{op['op']} at {os.fsencode(op['at'])!r}"
     if "from" in op:
         what += f" from {os.fsencode(op['from'])!r}"
@@ -75,7 +76,7 @@ def _openat2(directory: int, path: str, flags: int, resolve: int) -> int:
     return syscall("openat2", directory, os.fsencode(path), how, len(how))
 
 
-def _open_source(op: dict) -> int:
+def _open_source(op: Operation) -> int:
     """A detached, private copy of the source's mount tree, restricted already; -1 where there is no source."""
     if op["op"] not in ("bind", "device"):
         return -1
@@ -123,7 +124,9 @@ def _attach(tree: int, target: int) -> None:
 
 
 def _attach_root() -> int:
-    tree = _filesystem("tmpfs", {"size": "16m", "nr_inodes": "16k", "mode": "755"}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
+    tree = _filesystem(
+        "tmpfs", {"size": "16m", "nr_inodes": "16k", "mode": "755"}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
+    )
     target = os.open(STAGE, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     _attach(tree, target)
     os.close(target)
@@ -165,30 +168,30 @@ def _mount_at(root: int, tree: int, path: str, *, directory: bool = True) -> Non
     os.close(target)
 
 
-def _bind(root: int, op: dict, source: int) -> None:
+def _bind(root: int, op: Operation, source: int) -> None:
     _mount_at(root, source, op["at"], directory=stat.S_ISDIR(os.fstat(source).st_mode))
 
 
-def _device(root: int, op: dict, source: int) -> None:
+def _device(root: int, op: Operation, source: int) -> None:
     if not stat.S_ISCHR(os.fstat(source).st_mode):
         raise JailError("mount_failed", f"{op['from']}: expected a character device")
     _mount_at(root, source, op["at"], directory=False)
 
 
-def _tmpfs(root: int, op: dict, _source: int) -> None:
-    options = {"size": str(op["size"]), "nr_inodes": str(op["inodes"]), "mode": f"{op['mode']:o}"}
+def _tmpfs(root: int, op: Operation, _source: int) -> None:
+    options: dict[str, str | None] = {"size": str(op["size"]), "nr_inodes": str(op["inodes"]), "mode": f"{op['mode']:o}"}
     tree = _filesystem("tmpfs", options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
     _mount_at(root, tree, op["at"])
     os.close(tree)
 
 
-def _proc(root: int, op: dict, _source: int) -> None:
+def _proc(root: int, op: Operation, _source: int) -> None:
     tree = _filesystem("proc", {}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC)
     _mount_at(root, tree, op["at"])
     os.close(tree)
 
 
-def _devpts(root: int, op: dict, _source: int) -> None:
+def _devpts(root: int, op: Operation, _source: int) -> None:
     # No gid=5: that group is not mapped in this user namespace and the mount would fail (measured).
     tree = _filesystem("devpts", {"newinstance": None, "ptmxmode": "0666", "mode": "0620"}, MOUNT_ATTR_NOSUID)
     _mount_at(root, tree, op["at"])
@@ -203,7 +206,7 @@ def _existing(root: int, path: str) -> int:
         return -1
 
 
-def _mask(root: int, op: dict, _source: int) -> None:
+def _mask(root: int, op: Operation, _source: int) -> None:
     target = _existing(root, op["at"])
     if target < 0:
         return
@@ -214,7 +217,7 @@ def _mask(root: int, op: dict, _source: int) -> None:
         os.close(descriptor)
 
 
-def _readonly(root: int, op: dict, _source: int) -> None:
+def _readonly(root: int, op: Operation, _source: int) -> None:
     target = _existing(root, op["at"])
     if target < 0:
         return
@@ -224,14 +227,14 @@ def _readonly(root: int, op: dict, _source: int) -> None:
     os.close(target)
 
 
-def _link(root: int, op: dict, _source: int) -> None:
+def _link(root: int, op: Operation, _source: int) -> None:
     parent, _, name = op["at"].rpartition("/")
     folder = _make_directory(root, parent)
     os.symlink(os.fsencode(op["to"]), os.fsencode(name), dir_fd=folder)
     os.close(folder)
 
 
-def _file(root: int, op: dict, _source: int) -> None:
+def _file(root: int, op: Operation, _source: int) -> None:
     parent, _, name = op["at"].rpartition("/")
     folder = _make_directory(root, parent)
     made = os.open(os.fsencode(name), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o444, dir_fd=folder)

@@ -24,6 +24,7 @@ import contextlib
 
 from jail import bpf, caps, fdpass, keyring_kernel, landlock, mounts, terminal, workload
 from jail.errors import JailError
+from jail.plantypes import Plan
 from jail.syscalls import prctl
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
@@ -35,6 +36,8 @@ SAMPLE = 0.25  # seconds between two looks at the jail's memory
 def main(arguments: list[str]) -> int:
     """Build, confine, fork, supervise. The outermost frame of pid 1: whatever goes wrong ends in death of the jail."""
     plan_fd, daemon_fd, workload_fd, launcher_fd = (int(text) for text in arguments[:4])
+    for descriptor in (plan_fd, daemon_fd, workload_fd, launcher_fd):
+        os.set_inheritable(descriptor, False)  # they had to survive one exec, not the workload's
     ttys = [int(digit) for digit in arguments[4] if digit != "-"]
     daemon = socket.socket(fileno=daemon_fd)
     launcher = socket.socket(fileno=launcher_fd)
@@ -53,13 +56,14 @@ def main(arguments: list[str]) -> int:
     return Supervisor(plan, daemon, launcher, child).run()
 
 
-def _read_plan(descriptor: int) -> dict:
+def _read_plan(descriptor: int) -> Plan:
     with os.fdopen(descriptor, "rb") as file:
         file.seek(0)
-        return json.loads(file.read())
+        plan: Plan = json.loads(file.read())
+        return plan
 
 
-def prepare(plan: dict, launcher: socket.socket, ttys: list[int]) -> int:
+def prepare(plan: Plan, launcher: socket.socket, ttys: list[int]) -> int:
     """Everything up to the fork, in the order of docs/jail.md. Returns the pty's slave, -1 without a terminal."""
     close_others()
     socket.sethostname(plan["hostname"])
@@ -90,7 +94,7 @@ def forbid_user_namespaces() -> None:
     os.close(descriptor)
 
 
-def bring_limits(limits: dict) -> None:
+def bring_limits(limits: Plan) -> None:
     """Per-process limits, inherited by the workload. RLIMIT_AS is left alone: it kills every JIT (measured)."""
     for kind, value in (
         (resource.RLIMIT_CORE, 0),
@@ -105,7 +109,7 @@ def bring_limits(limits: dict) -> None:
         resource.setrlimit(kind, (bound, bound))
 
 
-def confine(plan: dict) -> None:
+def confine(plan: Plan) -> None:
     """Keyring, capabilities, no_new_privs, Landlock, seccomp: what the workload inherits by the fork."""
     keyring_kernel.join_anonymous_session()
     caps.drop_all()
@@ -115,7 +119,7 @@ def confine(plan: dict) -> None:
     bpf.load(bytes.fromhex(plan["seccomp"]))
 
 
-def _fork_workload(plan: dict, channel: socket.socket, slave: int, ttys: list[int], mine: tuple[int, int]) -> int:
+def _fork_workload(plan: Plan, channel: socket.socket, slave: int, ttys: list[int], mine: tuple[int, int]) -> int:
     child = os.fork()
     if child == 0:
         for descriptor in mine:
@@ -131,7 +135,7 @@ def _fork_workload(plan: dict, channel: socket.socket, slave: int, ttys: list[in
     return child
 
 
-def _tell(peer: socket.socket, body: dict) -> None:
+def _tell(peer: socket.socket, body: fdpass.Json) -> None:
     # A peer that is gone is noticed by the poll, which ends the jail; a message to it has no reader.
     with contextlib.suppress(OSError):
         fdpass.send(peer, body)
@@ -140,7 +144,7 @@ def _tell(peer: socket.socket, body: dict) -> None:
 class Supervisor:
     """The loop of pid 1: waits for the workload, the launcher, the daemon and the clock."""
 
-    def __init__(self, plan: dict, daemon: socket.socket, launcher: socket.socket, child: int) -> None:
+    def __init__(self, plan: Plan, daemon: socket.socket, launcher: socket.socket, child: int) -> None:
         self.daemon, self.launcher, self.child = daemon, launcher, child
         self.memory = plan["limits"]["memory"]
         deadline = plan["limits"]["deadline"]
@@ -179,11 +183,11 @@ class Supervisor:
         message.close()
         self._obey(message.body)
 
-    def _obey(self, body: dict) -> None:
+    def _obey(self, body: fdpass.Json) -> None:
         match body.get("op"):
             case "signal":
                 with contextlib.suppress(ProcessLookupError):  # it ended in this moment
-                    os.killpg(self.child, int(body["number"]))
+                    os.killpg(self.child, int(str(body["number"])))
             case "continue":
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.child, signal.SIGCONT)

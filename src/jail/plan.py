@@ -11,15 +11,57 @@ from typing import Any
 MIB = 1 << 20
 
 # Of /etc a list, not the whole: pip.conf, environment and the like hold passwords on real machines.
-ETC_ALLOWED = (
-    "alternatives bash.bashrc ca-certificates debian_version fonts gai.conf groff host.conf inputrc java-11-openjdk "
-    "java-17-openjdk java-21-openjdk ld.so.cache ld.so.conf ld.so.conf.d locale.alias localtime lsb-release magic "
-    "magic.mime manpath.config mime.types netconfig os-release perl protocols python3 python3.11 python3.12 "
-    "python3.13 rpc services shells terminfo timezone vim"
-).split()
+ETC_ALLOWED = [
+    "alternatives",
+    "bash.bashrc",
+    "ca-certificates",
+    "debian_version",
+    "fonts",
+    "gai.conf",
+    "groff",
+    "host.conf",
+    "inputrc",
+    "java-11-openjdk",
+    "java-17-openjdk",
+    "java-21-openjdk",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "locale.alias",
+    "localtime",
+    "lsb-release",
+    "magic",
+    "magic.mime",
+    "manpath.config",
+    "mime.types",
+    "netconfig",
+    "os-release",
+    "perl",
+    "protocols",
+    "python3",
+    "python3.11",
+    "python3.12",
+    "python3.13",
+    "rpc",
+    "services",
+    "shells",
+    "terminfo",
+    "timezone",
+    "vim",
+]
 
 # /proc files that show the host, or kernel memory: covered by /dev/null. Directories are made read-only.
-PROC_MASKED = ("kcore", "keys", "key-users", "kmsg", "sched_debug", "timer_list", "sysrq-trigger", "kallsyms", "kpagecount")
+PROC_MASKED = (
+    "kcore",
+    "keys",
+    "key-users",
+    "kmsg",
+    "sched_debug",
+    "timer_list",
+    "sysrq-trigger",
+    "kallsyms",
+    "kpagecount",
+)
 PROC_MASKED_MORE = ("kpageflags", "kpagecgroup", "vmallocinfo", "mtrr")
 PROC_READ_ONLY = ("sys", "bus", "fs", "irq", "acpi", "scsi", "driver", "asound", "tty")
 
@@ -58,7 +100,7 @@ class JailSpec:
     exe: str  # path inside the jail that is exec'd
     env: tuple[tuple[str, str], ...]
     system: tuple[SystemEntry, ...]
-    etc: tuple[str, ...]  # names of ETC_ALLOWED that exist on this host
+    etc: tuple[SystemEntry, ...]  # those of ETC_ALLOWED that exist on this host
     trees: tuple[Tree, ...] = ()  # install trees, tools, read: read-only
     links: tuple[tuple[str, str], ...] = ()  # (path inside, target)
     trust: tuple[tuple[str, str], ...] = ()  # (host path, path inside): bundles and trust stores, read-only
@@ -117,19 +159,19 @@ def mounts(spec: JailSpec) -> list[dict[str, Any]]:
     binds = [{"op": "bind", "from": t.path, "at": t.path, "write": t.write} for t in _outermost(spec)]
     binds.append({"op": "bind", "from": spec.workdir, "at": spec.workdir, "write": spec.workdir_write})
     ordered = sorted(layers + binds, key=lambda op: len(PurePosixPath(op["at"]).parts))
-    return [*_system(spec), *_etc(spec), *_dev(), *_proc(), *ordered, *_links(spec), *_trust(spec)]
+    return [*_as_on_host(spec.system), *_etc(spec), *_dev(), *_proc(), *ordered, *_links(spec), *_trust(spec)]
 
 
 def _tmpfs(at: str, mebibytes: int, mode: int) -> dict[str, Any]:
     return {"op": "tmpfs", "at": at, "size": mebibytes * MIB, "inodes": mebibytes * 64, "mode": mode}
 
 
-def _system(spec: JailSpec) -> list[dict[str, Any]]:
+def _as_on_host(entries: tuple[SystemEntry, ...]) -> list[dict[str, Any]]:
     return [
         {"op": "link", "at": entry.path, "to": entry.link}
         if entry.link
         else {"op": "bind", "from": entry.path, "at": entry.path, "write": False}
-        for entry in spec.system
+        for entry in entries
     ]
 
 
@@ -144,8 +186,7 @@ def _outermost(spec: JailSpec) -> list[Tree]:
 
 
 def _etc(spec: JailSpec) -> list[dict[str, Any]]:
-    binds = [{"op": "bind", "from": f"/etc/{name}", "at": f"/etc/{name}", "write": False} for name in spec.etc]
-    return [*binds, *({"op": "file", "at": at, "text": text} for at, text in _etc_files(spec).items())]
+    return [*_as_on_host(spec.etc), *({"op": "file", "at": at, "text": text} for at, text in _etc_files(spec).items())]
 
 
 def _etc_files(spec: JailSpec) -> dict[str, str]:

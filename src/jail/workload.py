@@ -4,6 +4,7 @@ Nothing of the work tree (PATH, cwd, files) is executed before the exec. Standar
 """
 
 import contextlib
+import hashlib
 import os
 import signal
 import socket
@@ -12,12 +13,15 @@ import sys
 
 from jail import fdpass, terminal
 from jail.errors import JailError
+from jail.plantypes import Plan
+from jail.syscalls import syscall
 
 TIMEOUT = 10.0  # seconds for each step of the look from inside
+CLOSE_RANGE_CLOEXEC = 4
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 
-def run(plan: dict, channel: socket.socket, slave: int, ttys: list[int]) -> None:
+def run(plan: Plan, channel: socket.socket, slave: int, ttys: list[int]) -> None:
     """Take the terminal, say "armed", wait for "go", look around, exec. Never returns."""
     status = 125
     try:
@@ -36,7 +40,7 @@ def run(plan: dict, channel: socket.socket, slave: int, ttys: list[int]) -> None
         os._exit(status)
 
 
-def _tell(channel: socket.socket, body: dict) -> None:
+def _tell(channel: socket.socket, body: fdpass.Json) -> None:
     with contextlib.suppress(OSError):  # the daemon is gone: pid 1 sees that too and ends the jail
         fdpass.send(channel, body)
 
@@ -48,7 +52,7 @@ def wait_for_go(channel: socket.socket) -> None:
         raise JailError("no_go", "the daemon did not say go")
 
 
-def look_around(plan: dict) -> None:
+def look_around(plan: Plan) -> None:
     """From inside: resolver, proxy and bundle answer as they must, and a denied name is refused.
 
     That the bundle's bytes validate the gateway's certificates was checked by the daemon; here: that they are these.
@@ -65,7 +69,7 @@ def _ask_resolver(gateway: str, name: str) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.settimeout(TIMEOUT)
         try:
-            sock.connect((gateway, 53))
+            sock.connect((gateway.encode(), 53))  # bytes: a str would load the idna codec, and the host's tree is gone
             sock.send(query)
             reply = sock.recv(512)
         except OSError as error:
@@ -78,7 +82,9 @@ def _ask_proxy(gateway: str, port: int, name: str) -> None:
     request = f"GET http://{name}/ HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n".encode()
     reply = b""
     try:
-        with socket.create_connection((gateway, port), TIMEOUT) as sock:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+            sock.settimeout(TIMEOUT)
+            sock.connect((gateway.encode(), port))
             sock.sendall(request)
             while b"\r\n\r\n" not in reply and len(reply) < 8192:
                 chunk = sock.recv(4096)
@@ -92,15 +98,13 @@ def _ask_proxy(gateway: str, port: int, name: str) -> None:
 
 
 def _same_bundle(path: str, expected: str) -> None:
-    from _sha2 import sha256  # noqa: PLC0415 - a built-in module; hashlib would cost 3 ms
-
     with open(path, "rb") as file:  # noqa: PTH123
-        found = sha256(file.read()).hexdigest()
+        found = hashlib.sha256(file.read()).hexdigest()
     if found != expected:
         raise JailError("check_bundle", f"{path}: got sha256 {found}, expected {expected}")
 
 
-def execute(plan: dict, channel: socket.socket) -> int:
+def execute(plan: Plan, channel: socket.socket) -> int:
     """Restore signals, leave the channel (close-on-exec) and become the command; returns an exit status on failure."""
     what = plan["exec"]
     for number in signal.valid_signals():
@@ -108,6 +112,7 @@ def execute(plan: dict, channel: socket.socket) -> int:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     environment = {os.fsencode(name): os.fsencode(value) for name, value in what["env"]}
+    syscall("close_range", 3, 0xFFFFFFFF, CLOSE_RANGE_CLOEXEC)  # nothing but 0, 1, 2 crosses the exec
     try:
         os.chdir(os.fsencode(what["cwd"]))
         fdpass.send(channel, {"ev": "exec"})

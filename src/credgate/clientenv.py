@@ -1,0 +1,114 @@
+"""The environment of the command: empty, but for what clients need to find the gateway and what the role names.
+
+Sources: the measured matrix of clients (which variable each one reads for its CA and its proxy).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from credgate.errors import CredgateError
+from credgate.trust import INSIDE_BUNDLE, INSIDE_CA
+
+SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
+ALWAYS = ("TERM", "COLORTERM", "LANG", "LANGUAGE", "TZ")  # and LC_*: they hold no secret and clients look wrong without
+BUNDLE_NAMES = [
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "GIT_SSL_CAINFO",
+    "PIP_CERT",
+    "AWS_CA_BUNDLE",
+    "NPM_CONFIG_CAFILE",
+    "CARGO_HTTP_CAINFO",
+    "CODEX_CA_CERTIFICATE",
+    "HTTPLIB2_CA_CERTS",
+    "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
+    "CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE",
+    "PERL_LWP_SSL_CA_FILE",
+    "NIX_SSL_CERT_FILE",
+]
+CA_NAMES = ("NODE_EXTRA_CA_CERTS", "DENO_CERT")
+PROXY_NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
+# No `[::1]`: httpx 0.28 crashes on it; no `*` and no suffix: they would switch the proxy off.
+NO_PROXY = "localhost,127.0.0.1,::1"
+DENIED_NAME = "credgate-denied.invalid"
+FIXED = {
+    "UV_SYSTEM_CERTS": "1",
+    "NODE_USE_ENV_PROXY": "1",
+    "NODE_USE_SYSTEM_CA": "1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "GCE_METADATA_HOST": DENIED_NAME,  # gcloud asks its metadata server every time
+    "NO_GCE_CHECK": "true",
+    "DISABLE_AUTOUPDATER": "1",
+    "COPILOT_AUTO_UPDATE": "false",
+    "NPM_CONFIG_UPDATE_NOTIFIER": "false",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inside:
+    """Facts of the jail that the environment speaks of."""
+
+    gateway: str
+    proxy_port: int
+    user: str
+    home: str
+    cwd: str
+    path: tuple[str, ...]  # before the system's
+    shell: str
+    git_hosts: tuple[str, ...]  # endpoints on 443: git@HOST: becomes https://HOST/
+
+
+def build_environment(
+    caller: Mapping[str, str],
+    allowed: Sequence[str],
+    named: Sequence[str],
+    decoys: Mapping[str, str],
+    inside: Inside,
+) -> dict[str, str]:
+    """The whole environment. `allowed`: the role's names; `named`: those of --env, which narrow them.
+
+    Raises CredgateError for a name of --env that the role does not list.
+    """
+    unlisted = [name for name in named if name not in allowed]
+    if unlisted:
+        raise CredgateError(
+            "env_not_listed",
+            f"--env {unlisted[0]}: the role does not list it",
+            f'add "{unlisted[0]}" to its `env`',
+            125,
+        )
+    wanted = [*ALWAYS, *(name for name in caller if name.startswith("LC_")), *(named or allowed)]
+    env = {name: caller[name] for name in wanted if name in caller}
+    proxy = f"http://{inside.gateway}:{inside.proxy_port}"  # with scheme: node, npm and ruby fail without
+    return {
+        **env,
+        **dict.fromkeys(BUNDLE_NAMES, INSIDE_BUNDLE),
+        **dict.fromkeys(CA_NAMES, INSIDE_CA),
+        **dict.fromkeys(PROXY_NAMES, proxy),
+        "NO_PROXY": NO_PROXY,
+        "no_proxy": NO_PROXY,
+        **FIXED,
+        **_git(inside.git_hosts),
+        "PATH": ":".join(dict.fromkeys((*inside.path, *SYSTEM_PATH))),
+        "HOME": inside.home,
+        "USER": inside.user,
+        "LOGNAME": inside.user,
+        "SHELL": inside.shell,
+        "PWD": inside.cwd,
+        "TMPDIR": "/tmp",  # noqa: S108 - the jail's own
+        **decoys,
+    }
+
+
+def _git(hosts: Sequence[str]) -> dict[str, str]:
+    """Ssh has no way out of the jail: forges are reached over HTTPS. An empty helper resets inherited ones."""
+    pairs = [("credential.helper", "")]
+    for host in hosts:
+        pairs.append((f"url.https://{host}/.insteadOf", f"git@{host}:"))
+        pairs.append((f"url.https://{host}/.insteadOf", f"ssh://git@{host}/"))
+    env = {"GIT_CONFIG_COUNT": str(len(pairs))}
+    for number, (key, value) in enumerate(pairs):
+        env[f"GIT_CONFIG_KEY_{number}"] = key
+        env[f"GIT_CONFIG_VALUE_{number}"] = value
+    return env

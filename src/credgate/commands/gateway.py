@@ -1,0 +1,86 @@
+"""`credgate gateway`: start, stop, ask the daemon of this user."""
+
+import argparse
+import json
+import os
+import sys
+import time
+
+from credgate import controlclient
+from credgate.errors import CredgateError, print_error
+from credgate.paths import Places
+
+STOP_WAIT = 20.0  # seconds for the runs to end closed
+USAGE = 2
+
+
+def main(argv: list[str]) -> int:
+    """Exit status: 0 done or running, 1 not running, 2 usage."""
+    parser = argparse.ArgumentParser(
+        prog="credgate gateway",
+        description="The daemon that holds the secrets; the first `credgate run` starts it by itself.",
+        epilog="example: credgate gateway status --json",
+    )
+    parser.add_argument("action", choices=("start", "stop", "status", "reload"))
+    parser.add_argument("--idle", type=float, default=controlclient.IDLE, metavar="SECONDS", help="start: leave after")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    try:
+        if os.geteuid() == 0:
+            raise CredgateError("root_needs_user", "the daemon is an ordinary user's", "run this as that user", USAGE)
+        return _ACTIONS[options.action](Places.from_env(os.environ), options)
+    except CredgateError as error:
+        return print_error(error)
+
+
+def _start(places: Places, options: argparse.Namespace) -> int:
+    sock = controlclient.connect_or_start(places, options.idle)
+    return _show(controlclient.ask(sock, {"op": "status"}), options)
+
+
+def _status(places: Places, options: argparse.Namespace) -> int:
+    sock = controlclient.connect(places)
+    if sock is None:
+        return _not_running(options)
+    return _show(controlclient.ask(sock, {"op": "status"}), options)
+
+
+def _stop(places: Places, options: argparse.Namespace) -> int:
+    sock = controlclient.connect(places)
+    if sock is None:
+        return _not_running(options)
+    controlclient.ask(sock, {"op": "stop"})
+    deadline = time.monotonic() + STOP_WAIT
+    while controlclient.connect(places) is not None:
+        if time.monotonic() > deadline:
+            raise CredgateError("stop_slow", f"the daemon still answers after {STOP_WAIT:.0f} s", "see its log")
+        time.sleep(0.05)
+    print("stopped", file=sys.stderr)
+    return 0
+
+
+def _reload(_places: Places, _options: argparse.Namespace) -> int:
+    raise CredgateError(
+        "not_yet", "gateway reload: not yet in this version", "a run keeps its policy; a new run reads it anew", USAGE
+    )
+
+
+def _not_running(options: argparse.Namespace) -> int:
+    if options.json:
+        print(json.dumps({"running": False}))
+    else:
+        print("not running", file=sys.stderr)
+    return 1
+
+
+def _show(status: dict[str, object], options: argparse.Namespace) -> int:
+    runs = status["runs"]
+    if options.json:
+        print(json.dumps({"running": True, "pid": status["pid"], "runs": runs, "ledger": status["ledger"]}))
+    else:
+        count = len(runs) if isinstance(runs, list) else 0
+        print(f"running, pid {status['pid']}, {count} live runs, ledger {status['ledger']}")
+    return 0
+
+
+_ACTIONS = {"start": _start, "stop": _stop, "status": _status, "reload": _reload}

@@ -1,0 +1,309 @@
+"""`credgate run`: start a command in a jail and wait for its end. Standard library only; the daemon thinks."""
+
+import argparse
+import contextlib
+import json
+import os
+import pwd
+import select
+import signal
+import socket
+import sys
+
+from credgate import controlclient
+from credgate.errors import CredgateError, print_error
+from credgate.paths import Places
+from jail import fdpass, launcher
+from jail.errors import JailError
+from jail.relay import CONTINUED, EXITED, STOPPED, Relay
+
+CANNOT = 125
+LAST_WORD = 60.0  # seconds for the daemon to close what belonged to the run
+EXAMPLE = "example:\n  credgate run --role dev -- claude\n  credgate run --policy p.toml -- sh -c 'curl https://api.example'"
+FORWARDED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+EXITS = "exit status: the command's own; 125 refused or failed before its start, 126, 127, 128+n by a signal"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="credgate run",
+        description="Run CMD in a jail whose only route is the gateway. Flags only narrow what the role allows.",
+        epilog=f"{EXAMPLE}\n\n{EXITS}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--policy", metavar="FILE", default="", help="the policy (default: search order of docs/policy.md)")
+    parser.add_argument("--role", metavar="NAME", default="", help="default: the policy's default_role, or its only one")
+    parser.add_argument("--workdir", metavar="DIR", default="", help="the work tree (default: the current directory)")
+    parser.add_argument("--read-only", action="store_true", help="the work tree read-only, whatever the role says")
+    parser.add_argument("--env", metavar="NAME", action="append", default=[], help="pass only these of the role's names")
+    parser.add_argument("--user", metavar="NAME", default="", help="for root: the ordinary user the run belongs to")
+    parser.add_argument("--status-fd", metavar="N", type=int, default=-1, help="JSON lines `ready` and `exit` go there")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no banner")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="[--] CMD...")
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Parse, become an ordinary user where started by root, run."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        parser.print_usage(sys.stderr)
+        return print_error(CredgateError("no_command", "no command given", "credgate run -- CMD", CANNOT))
+    try:
+        if os.geteuid() == 0:
+            _become_user(options.user, argv)
+        elif options.user:
+            raise CredgateError("not_root", "--user is for root alone", "leave it out", CANNOT)
+        return Launch(options, command).run()
+    except (CredgateError, JailError) as error:
+        shown = error if isinstance(error, CredgateError) else CredgateError(error.code, error.detail, error.hint)
+        print_error(shown)
+        return error.exit_status if isinstance(error, CredgateError) and error.exit_status >= CANNOT else CANNOT
+
+
+def _become_user(name: str, argv: list[str]) -> None:
+    """Root starts nothing itself: drop to the named user (or SUDO_UID) with no groups left, and begin anew."""
+    entry = _ordinary(name)
+    os.setgroups([])  # before any setns: after it the kernel refuses (measured)
+    os.setresgid(entry.pw_gid, entry.pw_gid, entry.pw_gid)
+    os.setresuid(entry.pw_uid, entry.pw_uid, entry.pw_uid)
+    keep = {key: value for key, value in os.environ.items() if not key.startswith(("SUDO_", "XDG_", "DBUS_"))}
+    env = {**keep, "HOME": entry.pw_dir, "USER": entry.pw_name, "LOGNAME": entry.pw_name}
+    again = [sys.executable, "-I", "-m", "credgate", "run", *_without_user(argv)]
+    try:
+        os.execve(sys.executable, again, env)
+    except OSError as error:
+        raise CredgateError(
+            "interpreter_closed",
+            f"{sys.executable}: {entry.pw_name} can't execute it: {error.strerror}",
+            "run scripts/setup as root: it places an interpreter where ordinary users can run it",
+            CANNOT,
+        ) from None
+
+
+def _ordinary(name: str) -> pwd.struct_passwd:
+    hint = "credgate run --user NAME -- CMD, or start it with sudo"
+    try:
+        if name:
+            entry = pwd.getpwnam(name)
+        elif os.environ.get("SUDO_UID", "").isdigit():
+            entry = pwd.getpwuid(int(os.environ["SUDO_UID"]))
+        else:
+            raise CredgateError("root_needs_user", "started by root without --user", hint, CANNOT)
+    except KeyError:
+        raise CredgateError("no_such_user", f"no user {name or os.environ['SUDO_UID']!r}", hint, CANNOT) from None
+    if entry.pw_uid == 0:
+        raise CredgateError("root_needs_user", f"got {entry.pw_name}, expected a user other than root", hint, CANNOT)
+    return entry
+
+
+def _without_user(argv: list[str]) -> list[str]:
+    """The arguments again, without --user: the flag is for root alone, and the second start is not root's."""
+    kept, skip = [], False
+    for number, word in enumerate(argv):
+        if word == "--" or (not word.startswith("-") and not skip and not _takes_value(argv[number - 1 : number])):
+            return [*kept, *argv[number:]]
+        if skip or word == "--user":
+            skip = not skip
+        elif not word.startswith("--user="):
+            kept.append(word)
+    return kept
+
+
+def _takes_value(before: list[str]) -> bool:
+    return bool(before) and before[0] in ("--policy", "--role", "--workdir", "--env", "--user", "--status-fd")
+
+
+class Launch:
+    """One run as its launcher sees it: what the daemon and pid 1 have said so far."""
+
+    def __init__(self, options: argparse.Namespace, command: list[str]) -> None:
+        self.options, self.command = options, command
+        self.ttys = [number for number in (0, 1, 2) if os.isatty(number)]
+        self.master = -1  # of the jail's terminal
+        self.ready = False
+        self.refused: CredgateError | None = None
+        self.ended: fdpass.Json = {}
+        self.exited: fdpass.Json = {}
+        self.control: socket.socket | None = None  # None once the daemon's end is closed
+        self.peer: socket.socket | None = None  # pid 1; None once it is gone
+        self.events = select.epoll()
+
+    def run(self) -> int:
+        """From the request to the confirmed end; returns the exit status."""
+        self._check_status_fd()
+        self.control = controlclient.connect_or_start(Places.from_env(os.environ))
+        answer = self._ask(self.control)
+        started = launcher.start(launcher.Handles(answer.fds), self.ttys)
+        self.peer = started.peer
+        for sock in (self.control, self.peer):
+            self.events.register(sock.fileno(), select.EPOLLIN)
+        try:
+            self._until_exit()
+        finally:
+            started.peer.close()  # pid 1 ends everything when this goes, whatever became of us
+            started.wait()
+        self._hear_the_end()
+        return self._status()
+
+    def _check_status_fd(self) -> None:
+        if self.options.status_fd < 0:
+            return
+        try:
+            os.set_inheritable(self.options.status_fd, False)
+        except OSError as error:
+            raise CredgateError("bad_status_fd", f"--status-fd: {error.strerror}", "open it first", CANNOT) from None
+
+    def _ask(self, control: socket.socket) -> fdpass.Received:
+        body = {
+            "argv": self.command,
+            "cwd": _cwd(),
+            "env": dict(os.environ),
+            "policy": self.options.policy,
+            "role": self.options.role,
+            "workdir": self.options.workdir,
+            "read_only": self.options.read_only,
+            "env_names": self.options.env,
+        }
+        payload = os.memfd_create("request", os.MFD_CLOEXEC)
+        os.write(payload, json.dumps(body).encode())
+        fdpass.send(control, {"op": "run.open"}, [payload])
+        os.close(payload)
+        answer = fdpass.recv(control)
+        if answer is None:
+            raise CredgateError("daemon_gone", "the daemon closed the connection", "see its log; start again", CANNOT)
+        if answer.body.get("ev") != "plan":
+            answer.close()
+            raise controlclient.refusal(answer.body)
+        return answer
+
+    def _until_exit(self) -> None:
+        while self.ttys and self.master < 0 and not self._over():
+            self.events.poll()
+            self.receive()
+        if self.master >= 0 and not self._over():
+            Relay(
+                ttys=self.ttys,
+                master=self.master,
+                events=self.events.fileno(),
+                receive=self.receive,
+                resume=lambda: self._order({"op": "continue"}),
+                forward=lambda number: self._order({"op": "signal", "number": number}),
+            ).run()
+        else:
+            self._wait_without_terminal()
+
+    def _wait_without_terminal(self) -> None:
+        wake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        for number in FORWARDED:
+            signal.signal(number, lambda _number, _frame: None)
+        self.events.register(wake, select.EPOLLIN)
+        while not self._over():
+            ready = [descriptor for descriptor, _ in self.events.poll()]
+            if wake in ready:
+                for number in os.read(wake, 64):
+                    self._order({"op": "signal", "number": number})
+            if set(ready) - {wake}:
+                self.receive()
+        self.events.unregister(wake)
+
+    def _over(self) -> bool:
+        return self.peer is None or self.control is None or bool(self.exited) or self.refused is not None
+
+    def receive(self) -> str:
+        """Take one message of whoever has one; returns an event of the relay's, "" for none."""
+        for descriptor, _ in self.events.poll(0):
+            if self.peer is not None and descriptor == self.peer.fileno():
+                return self._from_pid1(self.peer)
+            if self.control is not None and descriptor == self.control.fileno():
+                self._from_daemon(self.control)
+                return EXITED if self._over() else ""
+        return ""
+
+    def _from_pid1(self, peer: socket.socket) -> str:
+        message = fdpass.recv(peer)
+        if message is None:
+            self.events.unregister(peer.fileno())
+            self.peer = None
+            return EXITED
+        match message.body.get("ev"):
+            case "pty":
+                self.master = message.fds[0]
+            case "stopped":
+                return STOPPED
+            case "continued":
+                return CONTINUED
+            case "exit":
+                self.exited = message.body
+                return EXITED
+        return ""
+
+    def _from_daemon(self, control: socket.socket) -> None:
+        message = fdpass.recv(control)
+        if message is None:
+            self.events.unregister(control.fileno())
+            self.control = None
+            return
+        match message.body.get("ev"):
+            case "ready":
+                self._announce(message.body)
+            case "refused":
+                self.refused = controlclient.refusal(message.body)
+            case "ended":
+                self.ended = message.body
+
+    def _announce(self, body: fdpass.Json) -> None:
+        self.ready = True
+        keys = ("run", "pid", "proof", "gateway", "ledger")
+        self._write_status({"event": "ready", **{key: body[key] for key in keys}})
+        if not self.options.quiet:
+            line = (
+                f"credgate: role {body['role']}, {body['guards']} guards read back, {body['endpoints']} endpoints, "
+                f"run {body['run']}, ledger {body['ledger']}"
+            )
+            end = "\r\n" if 2 in self.ttys else "\n"  # the relay has the terminal in raw mode
+            sys.stderr.write(line + end)
+            sys.stderr.flush()
+
+    def _order(self, body: fdpass.Json) -> None:
+        if self.peer is not None:
+            with contextlib.suppress(OSError):  # pid 1 is gone: the next poll says so
+                fdpass.send(self.peer, body)
+
+    def _hear_the_end(self) -> None:
+        """The daemon confirms the death on its own and closes what belonged to the run; wait for its last word."""
+        while self.control is not None and not self.ended:
+            if not select.select([self.control], [], [], LAST_WORD)[0]:
+                raise CredgateError("daemon_silent", f"no end from the daemon in {LAST_WORD:.0f} s", "see its log", CANNOT)
+            self._from_daemon(self.control)
+
+    def _status(self) -> int:
+        if self.refused is not None:
+            return print_error(self.refused)
+        if not self.ended:
+            print_error(CredgateError("gateway_gone", "the gateway daemon ended; the run was ended with it", "see its log"))
+            status, reason = 128 + signal.SIGKILL, "gateway"
+        else:
+            status, reason = int(str(self.ended["status"])), str(self.ended["reason"])
+        if self.ready:
+            counts = {"requests": self.ended.get("requests", {}), "off_route": self.ended.get("off_route", 0)}
+            self._write_status({"event": "exit", "run": self.ended.get("run", ""), "status": status, "reason": reason} | counts)
+        if reason not in ("exited", "signaled"):
+            sys.stderr.write(f"credgate: the run was ended: {reason}\n")
+        return status
+
+    def _write_status(self, body: fdpass.Json) -> None:
+        if self.options.status_fd >= 0:
+            with contextlib.suppress(BrokenPipeError):  # the reader left; the run goes on
+                os.write(self.options.status_fd, json.dumps(body).encode() + b"\n")
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise CredgateError("no_cwd", "the current directory is gone", "change into another one", CANNOT) from None

@@ -1,0 +1,108 @@
+"""The client's side of the control socket: connect, start the daemon where there is none. Standard library only."""
+
+import fcntl
+import json
+import os
+import select
+import socket
+import sys
+import time
+
+from credgate.errors import CredgateError
+from credgate.paths import Places, private_dir
+from jail import fdpass
+
+START = 30.0  # seconds that a daemon may take to say ready
+IDLE = 600.0  # seconds without a run after which it leaves
+# What a desktop keyring is reached by, and where our own files are; nothing else of the caller's reaches the daemon.
+KEPT = ("HOME", "USER", "LOGNAME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR")
+KEPT_MORE = ("DBUS_SESSION_BUS_ADDRESS",)
+CANNOT = 125
+
+
+def connect(places: Places) -> socket.socket | None:
+    """A connection to the running daemon, None where there is none. Raises CredgateError for a foreign socket."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.connect(os.fsencode(places.control))
+    except (FileNotFoundError, ConnectionRefusedError):
+        sock.close()
+        return None
+    _, uid, _ = fdpass.peer_credentials(sock)
+    if uid != os.geteuid():
+        sock.close()
+        raise CredgateError("foreign_daemon", f"the control socket is served by uid {uid}", "see who made it", CANNOT)
+    return sock
+
+
+def connect_or_start(places: Places, idle: float = IDLE) -> socket.socket:
+    """A connection to the daemon, started first where there is none. Raises CredgateError with the daemon's reason."""
+    private_dir(places.run)
+    starting = os.open(places.run / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(starting, fcntl.LOCK_EX)  # of two first runs at once, one starts it
+        sock = connect(places)
+        if sock is None:
+            _start(places, idle)
+            sock = connect(places)
+        if sock is None:
+            raise CredgateError("daemon_gone", "the daemon said ready and is gone", f"see {_log(places)}", CANNOT)
+        return sock
+    finally:
+        os.close(starting)
+
+
+def _log(places: Places) -> str:
+    return str(places.run / "daemon.log")
+
+
+def _start(places: Places, idle: float) -> None:
+    ready, theirs = os.pipe()
+    os.set_inheritable(theirs, True)
+    log = os.open(_log(places), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    environment = {name: os.environ[name] for name in (*KEPT, *KEPT_MORE) if name in os.environ}
+    environment |= {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
+    arguments = [sys.executable, "-I", "-m", "credgate.daemon", str(theirs), str(idle)]
+    actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
+    os.posix_spawn(sys.executable, arguments, environment, file_actions=actions, setsid=True)
+    for descriptor in (theirs, log, null):
+        os.close(descriptor)
+    _await_ready(places, ready)
+
+
+def _await_ready(places: Places, ready: int) -> None:
+    deadline = time.monotonic() + START
+    said = b""
+    while not said.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([ready], [], [], left)[0]:
+            raise CredgateError("daemon_slow", f"no word from the daemon in {START:.0f} s", f"see {_log(places)}", CANNOT)
+        chunk = os.read(ready, 65536)
+        if not chunk:
+            raise CredgateError("daemon_failed", "the daemon ended while starting", f"see {_log(places)}", CANNOT)
+        said += chunk
+    os.close(ready)
+    body = json.loads(said)
+    if not body["ok"]:
+        raise CredgateError(body["code"], body["detail"], body["hint"], CANNOT)
+
+
+def ask(sock: socket.socket, body: fdpass.Json) -> fdpass.Json:
+    """One question, one answer. Raises CredgateError with the daemon's refusal."""
+    fdpass.send(sock, body)
+    answer = fdpass.recv(sock)
+    if answer is None:
+        raise CredgateError("daemon_gone", "the daemon closed the connection", "start it again", CANNOT)
+    answer.close()
+    if answer.body.get("ev") == "refused":
+        raise refusal(answer.body)
+    return answer.body
+
+
+def refusal(body: fdpass.Json) -> CredgateError:
+    """The daemon's refusal as an error."""
+    status = body.get("exit")
+    return CredgateError(
+        str(body["code"]), str(body["detail"]), str(body["hint"]), status if isinstance(status, int) else CANNOT
+    )

@@ -1,0 +1,296 @@
+"""The gateway daemon: one per user, started by the first run, leaves when idle. Serves the control socket.
+
+Started as `python -I -m credgate.daemon READY_FD IDLE_SECONDS` with a clean environment and cwd `/`. It alone imports
+mitmproxy and keyring, and it starts the berth keeper before it has read any secret.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from credgate import ownaddresses
+from credgate.ca import Authority
+from credgate.errors import CredgateError
+from credgate.gateway.server import Gateway
+from credgate.ledger.writer import Ledger
+from credgate.paths import Places, private_dir
+from credgate.peer import Peer, accept
+from credgate.prepare import Asked, Person, policy_for
+from credgate.session import Parts, Session, open_session
+from credgate.trust import prepare as prepare_trust
+from credgate.vault import Vault
+from jail import fdpass
+from jail.errors import JailError
+from jail.keeper_client import KeeperProcess
+from resolver.client import ResolverProcess
+from resolver.errors import ResolverError
+from rules.problems import PolicyError
+
+log = logging.getLogger(__name__)
+
+PR_SET_DUMPABLE = 4
+MAX_REQUEST = 4 << 20  # bytes of a run.open: the caller's whole environment is in it
+IDLE_LOOK = 1.0
+EXIT_CANNOT = 3
+
+
+class Daemon:
+    """State of the running daemon: its parts, and the live sessions by run id."""
+
+    def __init__(self, places: Places, parts: Parts, idle: float) -> None:
+        self.places, self.parts, self.idle = places, parts, idle
+        self.sessions: dict[str, Session] = {}
+        self.stopping = asyncio.Event()
+        self._busy = 0  # connections being served
+        self._last = asyncio.get_running_loop().time()
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Accept until stopped or idle; then end what still runs."""
+        async with asyncio.TaskGroup() as tasks:
+            accepting = tasks.create_task(self._accept(listener, tasks))
+            watching = tasks.create_task(self._leave_when_idle())
+            keeper = tasks.create_task(self._watch_keeper())
+            await self.stopping.wait()
+            for task in (accepting, watching, keeper):
+                task.cancel()
+            for session in list(self.sessions.values()):
+                await session.end("gateway")
+
+    async def _accept(self, listener: socket.socket, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            sock = await accept(listener)
+            _, uid, _ = fdpass.peer_credentials(sock)
+            if uid != os.geteuid():  # the directory's mode keeps others out already; this is the kernel's own word
+                log.warning("control socket: uid %d turned away", uid)
+                sock.close()
+                continue
+            tasks.create_task(self._connection(Peer(sock)))
+
+    async def _connection(self, peer: Peer) -> None:
+        """One client. Outermost frame of its task: what goes wrong is answered and logged, the others go on."""
+        self._busy += 1
+        try:
+            await self._answer(peer)
+        except (CredgateError, JailError, PolicyError, ResolverError) as error:
+            await self._refuse(peer, error)
+        except OSError as error:
+            log.warning("control socket: %s", error)
+        except Exception:
+            log.exception("a control connection failed")
+            await self._refuse(peer, CredgateError("internal", "the daemon failed; its log says more", exit_status=125))
+        finally:
+            peer.close()
+            self._busy -= 1
+            self._last = asyncio.get_running_loop().time()
+
+    async def _refuse(self, peer: Peer, error: CredgateError | JailError | PolicyError | ResolverError) -> None:
+        status = error.exit_status if isinstance(error, CredgateError) else 125
+        body: fdpass.Json = {"ev": "refused", "code": error.code, "detail": error.detail, "hint": error.hint}
+        with contextlib.suppress(OSError):  # nobody left to tell
+            await peer.send({**body, "exit": status})
+
+    async def _answer(self, peer: Peer) -> None:
+        message = await peer.recv()
+        if message is None:
+            return
+        try:
+            match message.body.get("op"):
+                case "run.open":
+                    await self._run(peer, _payload(message))
+                case "status":
+                    await peer.send(self._status())
+                case "kill":
+                    await peer.send(await self._kill(str(message.body.get("run"))))
+                case "stop":
+                    await peer.send({"ok": True, "runs": len(self.sessions)})
+                    self.stopping.set()
+                case other:
+                    raise CredgateError("bad_request", f"got op {other!r}", "client and daemon differ in version", 2)
+        finally:
+            message.close()
+
+    async def _run(self, peer: Peer, body: dict[str, object]) -> None:
+        asked = Asked.parse(body)
+        chosen = await asyncio.to_thread(policy_for, asked, self.places)
+        session = await open_session(self.parts, peer, asked, chosen, list(self.sessions.values()))
+        self.sessions[session.run.id] = session
+        try:
+            await session.drive()
+        finally:
+            del self.sessions[session.run.id]
+
+    def _status(self) -> fdpass.Json:
+        runs = [
+            {"run": s.run.id, "role": s.run.role, "allow": s.run.allowed, "deny": s.run.denied, "workdir": s.spec.workdir}
+            for s in self.sessions.values()
+        ]
+        return {"ok": True, "pid": os.getpid(), "runs": runs, "ledger": str(self.places.ledger)}
+
+    async def _kill(self, run: str) -> fdpass.Json:
+        session = self.sessions.get(run)
+        if session is None:
+            raise CredgateError("run_unknown", f"no run {run!r}", "see `credgate ps`", 1)
+        await session.end("killed")
+        return {"ok": True, "run": run}
+
+    async def _leave_when_idle(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(IDLE_LOOK)
+            if not self._busy and not self.sessions and loop.time() - self._last > self.idle:
+                self.stopping.set()
+
+    async def _watch_keeper(self) -> None:
+        """Without its keeper no run can start; a new daemon makes a new one. Live runs end closed."""
+        while self.parts.keeper.alive():
+            await asyncio.sleep(IDLE_LOOK)
+        log.error("the berth keeper has died")
+        self.stopping.set()
+
+
+def _payload(message: fdpass.Received) -> dict[str, object]:
+    if len(message.fds) != 1:
+        raise CredgateError("bad_request", f"got {len(message.fds)} descriptors with run.open, expected 1", "", 2)
+    size = os.fstat(message.fds[0]).st_size
+    if size > MAX_REQUEST:
+        raise CredgateError("bad_request", f"got a request of {size} bytes, expected at most {MAX_REQUEST}", "", 2)
+    try:
+        body = json.loads(os.pread(message.fds[0], size, 0))
+    except ValueError:
+        raise CredgateError("bad_request", "run.open: not JSON", "", 2) from None
+    if not isinstance(body, dict):
+        raise CredgateError("bad_request", "run.open: not an object", "", 2)
+    return body
+
+
+def _harden() -> None:
+    """No core, not dumpable: another process of this user must not read the vault from our memory."""
+    os.umask(0o077)
+    os.chdir("/")
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise CredgateError("not_hardened", "PR_SET_DUMPABLE was refused", exit_status=EXIT_CANNOT)
+
+
+def _lock(places: Places) -> int:
+    """The one daemon of this user; raises CredgateError where another one lives."""
+    descriptor = os.open(private_dir(places.run) / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CredgateError("already_running", "a daemon of this user is running", "see `credgate gateway status`") from None
+    return descriptor
+
+
+def _listen(places: Places) -> socket.socket:
+    path = places.control
+    path.unlink(missing_ok=True)  # ours by the lock
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    listener.listen(64)
+    listener.setblocking(False)
+    return listener
+
+
+class ResolverEvents:
+    """Writes what the resolver tells into the ledger. A ledger that is broken stops the gateway by itself."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def __call__(self, event: dict[str, object]) -> None:
+        """One record of the resolver's."""
+        ev = "alarm" if event.get("alarm") else "dns"
+        run, name = event.get("run"), event.get("name")
+        count = event.get("count")
+        try:
+            self._ledger.append(
+                ev,
+                run=str(run) if run else None,
+                reason=str(event.get("code")),
+                host=str(name) if name else None,
+                qtype=str(event["qtype"]) if event.get("qtype") else None,
+                count=count if isinstance(count, int) else None,
+            )
+        except CredgateError as error:
+            log.error("dns event not recorded: %s", error.detail)
+
+
+async def main_async(ready: int, idle: float) -> None:
+    """Build every part, say ready, serve, and take every part down in the other order."""
+    places = Places.from_env(os.environ)
+    private_dir(places.state)
+    lock = _lock(places)
+    person = Person.current(os.environ)
+    keeper = await asyncio.to_thread(KeeperProcess.start, sys.executable)  # before any secret is loaded
+    try:
+        ledger = Ledger.open(places.ledger)
+        authority = Authority.load_or_create(places.ca)
+        vault = Vault(places, os.environ)
+        gateway = Gateway(
+            authority=authority, ledger=ledger, vault=vault, resolve=ownaddresses.resolve, own_addresses=ownaddresses.own
+        )
+        await gateway.start()
+        trust = await asyncio.to_thread(prepare_trust, authority.ca_pem, places.state)
+        async with asyncio.TaskGroup() as tasks:
+            resolver = ResolverProcess(ResolverEvents(ledger))
+            await resolver.start(tasks)
+            parts = Parts(
+                places=places, person=person, ledger=ledger, gateway=gateway, resolver=resolver, keeper=keeper, trust=trust
+            )
+            daemon = Daemon(places, parts, idle)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, daemon.stopping.set)
+            listener = _listen(places)
+            _say(ready, {"ok": True})
+            await daemon.serve(listener)
+            listener.close()
+            places.control.unlink(missing_ok=True)
+            await resolver.stop()
+        await gateway.stop()
+        ledger.close()
+    finally:
+        await asyncio.to_thread(keeper.stop)
+        os.close(lock)
+
+
+def _say(ready: int, body: dict[str, object]) -> None:
+    with contextlib.suppress(BrokenPipeError):  # whoever started us did not wait
+        os.write(ready, json.dumps(body).encode() + b"\n")
+    os.close(ready)
+
+
+def main(arguments: list[str]) -> int:
+    """Entry of the daemon process; errors of the start go to the one who started it, and to the log."""
+    ready, idle = int(arguments[0]), float(arguments[1])
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    try:
+        _harden()
+        asyncio.run(main_async(ready, idle))
+    except* (CredgateError, JailError, ResolverError) as group:
+        error = group.exceptions[0]
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        log.error("%s", error)
+        body = {"code": error.code, "detail": error.detail, "hint": error.hint}  # type: ignore[attr-defined]
+        with contextlib.suppress(OSError):  # said ready already: the log has it
+            _say(ready, {"ok": False, **body})
+        return_code = EXIT_CANNOT
+    else:
+        return_code = 0
+    return return_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,69 @@
+"""One end of a SOCK_SEQPACKET socket in the daemon's event loop: messages with descriptors, awaited."""
+
+import asyncio
+import socket
+from collections.abc import Sequence
+
+from jail import fdpass
+
+
+class Peer:
+    """Awaitable wrapper; owns the socket. One reader and one writer at a time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+
+    async def recv(self) -> fdpass.Received | None:
+        """Wait for the next message; None at the end. Raises JailError for a malformed one, OSError as recvmsg."""
+        while True:
+            try:
+                return fdpass.recv(self.sock)
+            except BlockingIOError:
+                await self._ready(write=False)
+
+    async def send(self, body: fdpass.Json, fds: Sequence[int] = ()) -> None:
+        """Send one message, waiting while the other side's queue is full. Raises OSError when it is gone."""
+        while True:
+            try:
+                fdpass.send(self.sock, body, fds)
+            except BlockingIOError:
+                await self._ready(write=True)
+            else:
+                return
+
+    async def _ready(self, *, write: bool) -> None:
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        add, remove = (loop.add_writer, loop.remove_writer) if write else (loop.add_reader, loop.remove_reader)
+        add(self.sock, _wake, waiter)
+        try:
+            await waiter
+        finally:
+            remove(self.sock)
+
+    def close(self) -> None:
+        """Close the socket; the other side sees the end."""
+        self.sock.close()
+
+
+def _wake(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+async def accept(listener: socket.socket) -> socket.socket:
+    """Wait for a connection on a listening, non-blocking SOCK_SEQPACKET socket (asyncio's own accept wants streams)."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            sock, _ = listener.accept()
+        except BlockingIOError:
+            waiter: asyncio.Future[None] = loop.create_future()
+            loop.add_reader(listener, _wake, waiter)
+            try:
+                await waiter
+            finally:
+                loop.remove_reader(listener)
+        else:
+            return sock

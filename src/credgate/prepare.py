@@ -1,0 +1,289 @@
+"""From what the user asked to what the jail will be: work tree, command, trees, environment. Reads the host, changes
+nothing. Whatever is not as the role wants it is an error with a mend, never something weaker.
+"""
+
+import hashlib
+import os
+import platform
+import pwd
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from credgate.clientenv import Inside, build_environment
+from credgate.command import Command, find_command
+from credgate.errors import CredgateError
+from credgate.paths import Places
+from credgate.policyfile import Effective, effective, find_policy
+from credgate.trust import INSIDE_BUNDLE, Trust
+from jail import landlock, seccomp
+from jail.plan import ETC_ALLOWED, JailSpec, SystemEntry, Tree, private_trees, under
+from rules.envnames import credential_value
+from rules.policy import Policy, Role, Workdir
+
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
+CHECK_NAME = "credgate-check.invalid"  # RFC 6761: never resolves anywhere; asked by the look from inside
+REFUSED = 125
+LISTENING = 0x10000  # __SO_ACCEPTCON, in the flags column of /proc/net/unix
+
+
+class PrepareError(CredgateError):
+    """The run can't be made as asked; exit_status 125."""
+
+    def __init__(self, code: str, detail: str, hint: str = "") -> None:
+        super().__init__(code, detail, hint, REFUSED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What `credgate run` sent: the caller's own words, checked for type alone."""
+
+    argv: tuple[str, ...]
+    cwd: str
+    env: Mapping[str, str]
+    policy: str
+    role: str
+    workdir: str
+    read_only: bool
+    env_names: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> "Asked":
+        """Build from the JSON of the control socket; raises PrepareError for another shape."""
+        try:
+            return cls(
+                argv=tuple(map(_text, body["argv"])),
+                cwd=_text(body["cwd"]),
+                env={_text(k): _text(v) for k, v in body["env"].items()},
+                policy=_text(body["policy"]),
+                role=_text(body["role"]),
+                workdir=_text(body["workdir"]),
+                read_only=body["read_only"] is True,
+                env_names=tuple(map(_text, body["env_names"])),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise PrepareError("bad_request", f"run.open: {type(error).__name__}: {error}") from None
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or "\0" in value:
+        raise TypeError(f"got {type(value).__name__}, expected text without NUL")
+    return value
+
+
+def policy_for(asked: Asked, places: Places) -> Effective:
+    """The policy as it counts for this run. Raises CredgateError: none, unsafe, untrusted, faults, unknown role."""
+    workdir = Path(os.path.realpath(Path(asked.cwd, asked.workdir or asked.cwd)))
+    found = find_policy(
+        explicit=asked.policy or None, env=asked.env, cwd=Path(asked.cwd), workdir=workdir, config_dir=places.config
+    )
+    return effective(found, role=asked.role, workdir=workdir, state_dir=places.state, read_only=asked.read_only)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Person:
+    """The ordinary user that everything of a run belongs to."""
+
+    uid: int
+    gid: int
+    name: str
+    home: str
+
+    @classmethod
+    def current(cls, env: Mapping[str, str]) -> "Person":
+        """This process's user; HOME of `env` where it is absolute. Raises PrepareError for uid 0."""
+        if os.geteuid() == 0:
+            raise PrepareError("uid_zero", "the daemon runs as uid 0", "start `credgate run --user NAME` instead")
+        entry = pwd.getpwuid(os.geteuid())
+        home = env.get("HOME", "")
+        real = os.path.realpath(home if home.startswith("/") else entry.pw_dir)
+        home = f"/home/{entry.pw_name}" if real == "/" or any(under(real, s) for s in SYSTEM) else real
+        return cls(uid=entry.pw_uid, gid=os.getegid(), name=entry.pw_name, home=home)
+
+
+def work_tree(asked: Asked, role: Role, person: Person, places: Places) -> tuple[str, bool]:
+    """Real path of the work tree, and whether the jail may write it. Raises PrepareError for one that is refused."""
+    chosen = asked.workdir or asked.cwd
+    real = os.path.realpath(Path(asked.cwd, chosen))
+    if not Path(real).is_dir():
+        raise PrepareError("workdir_missing", f"{chosen}: not a directory", "give --workdir DIR")
+    if not os.access(real, os.R_OK | os.X_OK):
+        raise PrepareError(
+            "workdir_closed", f"{real}: {person.name} can't read it", "choose a tree of theirs with --workdir"
+        )
+    _refuse_exposing(real, person, places)
+    write = role.workdir is Workdir.WRITE and not asked.read_only
+    if write and not os.access(real, os.W_OK):
+        raise PrepareError(
+            "workdir_not_writable", f"{real}: {person.name} can't write it, the role wants to", "or give --read-only"
+        )
+    return real, write
+
+
+def _refuse_exposing(real: str, person: Person, places: Places) -> None:
+    """`/`, the home directory, system trees, and whatever holds or is part of our own state."""
+    if real == "/" or under(person.home, real) or any(under(real, s) or under(s, real) for s in SYSTEM):
+        raise PrepareError("workdir_refused", f"{real}: too wide for a work tree", "choose a project's directory")
+    expose(real, places)
+
+
+def expose(tree: str, places: Places) -> None:
+    """Raise PrepareError where binding `tree` would show ledger, keys, socket or policy to the jail."""
+    for own in (places.state, places.config):
+        mine = os.path.realpath(own)
+        if under(mine, tree) or under(tree, mine):
+            raise PrepareError("tree_exposes_state", f"{tree}: holds or is part of {mine}", "choose another tree")
+
+
+def listening_sockets(text: str) -> list[str]:
+    """Paths of listening unix sockets, from the text of /proc/net/unix (proc(5))."""
+    found = []
+    for line in text.splitlines()[1:]:
+        parts = line.split(maxsplit=7)
+        if len(parts) == 8 and parts[7].startswith("/") and int(parts[3], 16) & LISTENING:
+            found.append(parts[7])
+    return found
+
+
+def refuse_sockets(trees: Sequence[str]) -> None:
+    """Landlock ABI 7 does not govern connecting by path: a host socket inside a bound tree would be reachable."""
+    for path in listening_sockets(Path("/proc/net/unix").read_text(errors="surrogateescape")):
+        real = os.path.realpath(path)
+        hit = next((tree for tree in trees if under(real, tree)), None)
+        if hit:
+            raise PrepareError("host_socket", f"{hit}: the host listens at {real}", "stop it, or choose another tree")
+
+
+def _entries(paths: Sequence[str]) -> tuple[SystemEntry, ...]:
+    return tuple(
+        SystemEntry(path=p, link=os.readlink(p) if Path(p).is_symlink() else "") for p in paths if os.path.lexists(p)
+    )
+
+
+def _named_trees(role: Role, person: Person, places: Places) -> tuple[list[str], list[tuple[str, str]]]:
+    """Real paths of the role's `tools` and `read`, and links where a name is one. Raises PrepareError."""
+    trees, links = [], []
+    for name in (*role.tools, *role.read):
+        path = os.path.normpath(person.home + name[1:] if name.startswith("~/") else name)
+        real = os.path.realpath(path)
+        if not os.path.exists(real):  # noqa: PTH110 - surrogates
+            raise PrepareError("tree_missing", f"role {role.name}: {name}: not found", "take it out of the role")
+        expose(real, places)
+        trees.append(real)
+        if real != path:
+            links.append((path, real))
+    return trees, links
+
+
+def program_digest(exe: str) -> str:
+    """sha256, hex, of the file that will be exec'd; "" where the user may execute but not read it."""
+    try:
+        with open(exe, "rb") as file:  # noqa: PTH123 - surrogates
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except PermissionError:
+        return ""
+
+
+def check_values(role: Role, env: Mapping[str, str]) -> None:
+    """The names were judged when the policy was loaded; here the values that this caller really has."""
+    for name in role.env:
+        if credential_value(env.get(name, "")):
+            raise PrepareError(
+                "env_credential",
+                f"{name}: its value looks like a credential",
+                "bind it as a secret; take it out of `env`",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """The berth's addresses, as the keeper told."""
+
+    gateway: str
+    jail: str
+    proxy_port: int
+
+
+def jail_spec(  # noqa: PLR0913 - the one place where all facts of a run meet
+    run: str,
+    asked: Asked,
+    policy: Policy,
+    role: Role,
+    person: Person,
+    places: Places,
+    trust: Trust,
+    decoys: Mapping[str, str],
+    network: Network,
+) -> JailSpec:
+    """Everything that the plan is computed from. Raises CredgateError: not found, refused tree, env, ..."""
+    workdir, write = work_tree(asked, role, person, places)
+    command = find_command(asked.argv[0], asked.env, asked.cwd, SYSTEM, person.home)
+    named, links = _named_trees(role, person, places)
+    trees = [tree for tree in dict.fromkeys([*command.trees, *named]) if tree != person.home]
+    for tree in command.trees:
+        expose(tree, places)
+    refuse_sockets([workdir, *trees])
+    cwd = os.path.realpath(asked.cwd)
+    cwd = cwd if under(cwd, workdir) else workdir
+    inside = _inside(policy, role, person, command, named, network, cwd)
+    check_values(role, asked.env)
+    env = build_environment(asked.env, role.env, asked.env_names, decoys, inside)
+    return JailSpec(
+        run=run,
+        uid=person.uid,
+        gid=person.gid,
+        user=person.name,
+        home=person.home,
+        workdir=workdir,
+        workdir_write=write,
+        cwd=cwd,
+        argv=asked.argv,
+        exe=command.exe,
+        env=tuple(env.items()),
+        system=_entries(SYSTEM),
+        etc=_entries([f"/etc/{name}" for name in ETC_ALLOWED]),
+        trees=tuple(Tree(path=tree) for tree in trees),
+        links=tuple(dict.fromkeys([*command.links, *links])),
+        trust=trust.mounts,
+        gateway=network.gateway,
+        jail_ip=network.jail,
+        proxy_port=network.proxy_port,
+        memory=role.limits.memory,
+        processes=role.limits.processes,
+        open_files=role.limits.open_files,
+        cpu=role.limits.cpu,
+        file_size=role.limits.file_size,
+        deadline=role.deadline,
+        landlock=_landlock(person.home, workdir if write else ""),
+        seccomp=seccomp.compile_filter(arch=platform.machine()).bpf.hex(),
+        check={"denied_name": CHECK_NAME, "bundle": INSIDE_BUNDLE, "bundle_sha256": trust.bundle_sha256},
+    )
+
+
+def _landlock(home: str, writable: str) -> dict[str, object]:
+    return landlock.plan_for(
+        landlock.abi(),
+        read=["/"],
+        write=[writable] if writable else [],
+        execute_all=True,
+        dev_write=["/dev"],
+        tcp_ports=None,  # servers of the jail's own on its loopback; the namespace is the boundary
+        private=private_trees(home),
+    )
+
+
+def _inside(
+    policy: Policy, role: Role, person: Person, command: Command, tools: Sequence[str], network: Network, cwd: str
+) -> Inside:
+    hosts = [e.host.text for e in policy.endpoints_of(role.name) if e.tls and e.port == 443 and e.host.exact]
+    return Inside(
+        gateway=network.gateway,
+        proxy_port=network.proxy_port,
+        user=person.name,
+        home=person.home,
+        cwd=cwd,
+        path=(*command.path, *(tree for tree in tools if Path(tree).is_dir())),
+        shell="/bin/bash" if Path("/bin/bash").exists() else "/bin/sh",
+        git_hosts=tuple(hosts),
+    )

@@ -1,0 +1,371 @@
+"""One run in the daemon: hand the plan over, read the jail back, say go, watch, and close everything at the end.
+
+The only module that knows gateway, resolver, berth and jail together.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from credgate import proof
+from credgate.errors import CredgateError
+from credgate.gateway.server import Gateway
+from credgate.ledger.writer import Ledger
+from credgate.mountwatch import MountWatch
+from credgate.paths import Places
+from credgate.peer import Peer
+from credgate.policyfile import Effective
+from credgate.prepare import Asked, Network, Person, jail_spec, program_digest
+from credgate.runs import Listener, Run
+from credgate.trust import Trust
+from jail import fdpass
+from jail.errors import JailError
+from jail.keeper_client import Berth, KeeperProcess
+from jail.plan import JailSpec, build_plan
+from resolver.client import ResolverProcess
+from rules.names import table_for
+from rules.placeholders import make_decoy
+from rules.policy import Policy
+
+log = logging.getLogger(__name__)
+
+ALWAYS_OPEN = frozenset({53, 80, 443})
+STEP = 30.0  # seconds that pid 1, the read-back and the look from inside may take each
+DEATH = 10.0  # seconds for the kernel to take a pid namespace down after its KILL
+REFUSED = 125
+
+
+class Refusal(CredgateError):
+    """The run does not start; exit_status 125 (126, 127 where the command is at fault)."""
+
+    def __init__(self, code: str, detail: str, hint: str = "", exit_status: int = REFUSED) -> None:
+        super().__init__(code, detail, hint, exit_status)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the daemon lends to every session."""
+
+    places: Places
+    person: Person
+    ledger: Ledger
+    gateway: Gateway
+    resolver: ResolverProcess
+    keeper: KeeperProcess
+    trust: Trust
+
+
+@dataclass(slots=True, kw_only=True)
+class Ending:
+    """How the jail ended: `status` as the shell says it (128+n for a signal), `reason` of the contract's list."""
+
+    status: int
+    reason: str
+
+
+def decoys_of(policy: Policy, role: str) -> dict[str, str]:
+    """A fresh decoy for each binding of the role that has a placeholder, by binding name."""
+    bindings = [policy.bindings[name] for name in policy.roles[role].bindings]
+    return {b.name: make_decoy(b.placeholder.shape, secrets.randbelow) for b in bindings if b.placeholder}
+
+
+def decoy_environment(policy: Policy, decoys: Mapping[str, str]) -> dict[str, str]:
+    """The decoys by the environment variable that the policy names for each."""
+    named = ((policy.bindings[name].placeholder, value) for name, value in decoys.items())
+    return {placeholder.env: value for placeholder, value in named if placeholder}
+
+
+def extra_ports(policy: Policy, role: str) -> list[int]:
+    """Ports that the gateway must listen on beyond those of every berth, for clients that ignore the proxy."""
+    return sorted({e.port for e in policy.endpoints_of(role)} - ALWAYS_OPEN)
+
+
+def clear_of(mine: JailSpec, role: str, others: "list[Session]") -> None:
+    """Two live runs of different roles don't share a writable tree: one could lend the other its connection."""
+    for other in others:
+        theirs = other.spec
+        overlap = mine.workdir.startswith(theirs.workdir + "/") or theirs.workdir.startswith(mine.workdir + "/")
+        shared = overlap or mine.workdir == theirs.workdir
+        if shared and (mine.workdir_write or theirs.workdir_write) and other.run.role != role:
+            raise Refusal(
+                "tree_shared",
+                f"{mine.workdir}: run {other.run.id} of role {other.run.role} shares it, and one of them may write",
+                "wait for its end, or use another work tree",
+            )
+
+
+class Session:
+    """A run from the claimed berth to its end. Made by open_session."""
+
+    def __init__(self, parts: Parts, peer: Peer, run: Run, berth: Berth, spec: JailSpec) -> None:
+        self.parts, self.peer, self.run, self.berth, self.spec = parts, peer, run, berth, spec
+        self.pid1, self.theirs_pid1 = _channel()
+        self.work, self.theirs_work = _channel()
+        self.pid = 0  # of the jail's pid 1, on the host
+        self.pidfd = -1
+        self.ready = False
+        self.uncounted = 0  # refusals that the look from inside provoked
+        self._kill_reason = ""
+        self._mounts: MountWatch | None = None
+
+    async def drive(self) -> None:
+        """Everything from the hand-over to the end; tells the launcher how it went. Never raises for a jail's fault."""
+        ending = Ending(status=REFUSED, reason="killed")
+        try:
+            await self._serve()
+            await self._hand_over()
+            await self._prove()
+            await self._go()
+            ending = await self._watch()
+        except (CredgateError, JailError) as error:
+            status = error.exit_status if isinstance(error, CredgateError) else REFUSED
+            ending = Ending(status=status, reason=error.code)
+            await self._tell(
+                {"ev": "refused", "code": error.code, "detail": error.detail, "hint": error.hint, "exit": status}
+            )
+        finally:
+            await self._close(ending)
+
+    async def _serve(self) -> None:
+        run, berth = self.run, self.berth
+        await self.parts.resolver.add(
+            run.id, table_for(run.policy, run.role, berth.gateway), berth.dns_udp, berth.dns_tcp
+        )
+        listeners = [Listener(sock=s, port=p, proxy=p == berth.proxy_port) for p, s in berth.tcp.items()]
+        await self.parts.gateway.serve(run, listeners)
+
+    async def _hand_over(self) -> None:
+        plan = os.memfd_create("plan", os.MFD_CLOEXEC)
+        try:
+            os.write(plan, json.dumps(build_plan(self.spec)).encode())
+            fds = [plan, self.berth.userns, self.berth.jail_netns, self.theirs_pid1.fileno(), self.theirs_work.fileno()]
+            await self.peer.send({"ev": "plan", "run": self.run.id}, fds)
+        finally:
+            os.close(plan)
+            self.theirs_pid1.close()
+            self.theirs_work.close()
+
+    async def _expect(self, channel: Peer, event: str) -> fdpass.Received:
+        """The next message of a channel, which must be `event`. Raises Refusal with what the jail says went wrong."""
+        try:
+            async with asyncio.timeout(STEP):
+                message = await channel.recv()
+        except TimeoutError:
+            raise Refusal("jail_silent", f"no {event!r} from the jail within {STEP:.0f} s") from None
+        if message is None:
+            raise Refusal("jail_gone", f"the jail ended before it said {event!r}")
+        message.close()
+        if message.body.get("ev") != event:
+            raise _failure(message.body)
+        if message.uid != self.spec.uid:
+            raise Refusal("wrong_uid", f"got a message of uid {message.uid}, expected {self.spec.uid}")
+        return message
+
+    async def _prove(self) -> None:
+        """Compare what the kernel says of pid 1 and of the workload with the plan; no proof, no secret."""
+        first = await self._expect(self.pid1, "pid1")
+        armed = await self._expect(self.work, "armed")
+        self.pid = first.pid
+        self.pidfd = os.pidfd_open(first.pid)
+        self._mounts = MountWatch.of(first.pid)
+        facts = await asyncio.to_thread(self.parts.keeper.facts, self.berth.id)
+        shown = proof.read_back(self.spec, self.berth, first.pid, armed.pid, facts)
+        if shown.differences:
+            raise Refusal("proof_failed", "; ".join(shown.differences), "`credgate doctor` says what this host can do")
+        seq = self.parts.ledger.append(
+            "proof", run=self.run.id, proof=shown.id, guards=list(shown.guards), pid=first.pid, verdict="shown"
+        )
+        await self.parts.ledger.durable(seq)
+        self.run.proof = shown.id
+
+    async def _go(self) -> None:
+        await self.work.send({"op": "go"})
+        await self._expect(self.work, "exec")
+        async with asyncio.timeout(STEP):
+            after = await self.work.recv()
+        if after is not None:  # a success closes the channel, which is close-on-exec
+            raise _failure(after.body)
+        self.ready = True
+        self.uncounted = self.run.denied
+        await self._tell(
+            {
+                "ev": "ready",
+                "run": self.run.id,
+                "proof": self.run.proof,
+                "pid": self.pid,
+                "gateway": self.berth.gateway,
+                "ledger": str(self.parts.places.ledger),
+                "role": self.run.role,
+                "guards": len(proof.GUARDS),
+                "endpoints": len(self.run.policy.endpoints_of(self.run.role)),
+            }
+        )
+
+    async def _watch(self) -> Ending:
+        """Wait for the exit report, the launcher's end, or a changed mount table, whichever comes first."""
+        watch = self._mounts
+        if watch is None:
+            raise Refusal("internal", "watch before proof")
+        tasks = {
+            asyncio.create_task(self.pid1.recv()): "pid1",
+            asyncio.create_task(self.peer.recv()): "launcher",
+            asyncio.create_task(watch.changed()): "mounts",
+        }
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            names = {tasks[task] for task in done}
+            if "pid1" not in names:
+                self._kill_reason = self._kill_reason or ("mounts" if "mounts" in names else "killed")
+                if "mounts" in names:
+                    self.parts.ledger.append("alarm", run=self.run.id, reason="mount_changed", verdict="kill")
+                await self._end_now(self._kill_reason)
+            report = await next(task for task, name in tasks.items() if name == "pid1")
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return self._ending(report)
+
+    def _ending(self, report: fdpass.Received | None) -> Ending:
+        if report is None or report.body.get("ev") != "exit":
+            return Ending(status=128 + signal.SIGKILL, reason=self._kill_reason or "killed")
+        reason = "alarm" if self._kill_reason == "mounts" else str(report.body["reason"])
+        return Ending(status=int(str(report.body["status"])), reason=self._kill_reason_or(reason))
+
+    def _kill_reason_or(self, reason: str) -> str:
+        return self._kill_reason if self._kill_reason in ("revoked", "gateway") else reason
+
+    async def end(self, reason: str) -> None:
+        """Ask pid 1 to end the jail (TERM, grace, KILL) for a reason of the contract's list."""
+        self._kill_reason = self._kill_reason or reason
+        await self._end_now(reason)
+
+    async def _end_now(self, reason: str) -> None:
+        try:
+            await self.pid1.send({"op": "end", "reason": "alarm" if reason == "mounts" else reason})
+        except OSError:
+            log.info("run %s: pid 1 is gone already", self.run.id)
+
+    async def _tell(self, body: fdpass.Json) -> None:
+        try:
+            await self.peer.send(body)
+        except OSError:
+            log.info("run %s: the launcher is gone", self.run.id)
+
+    async def _close(self, ending: Ending) -> None:
+        """Death first, confirmed; then nothing listens for this run; then the last record, then the launcher hears."""
+        self.run.revoked = True
+        if self._mounts is not None:
+            self._mounts.close()
+        self.pid1.close()
+        self.work.close()
+        await self._confirm_death()
+        await self.parts.gateway.close(self.run.id)
+        await self.parts.resolver.remove(self.run.id)
+        off_route = self._off_route()
+        self.parts.ledger.append(
+            "run.end",
+            run=self.run.id,
+            role=self.run.role,
+            status=ending.status,
+            reason=ending.reason,
+            count=off_route,
+        )
+        self.berth.close()
+        await asyncio.to_thread(self.parts.keeper.release, self.berth.id)
+        denied = max(0, self.run.denied - self.uncounted)
+        await self._tell(
+            {
+                "ev": "ended",
+                "run": self.run.id,
+                "status": ending.status,
+                "reason": ending.reason,
+                "requests": {"allow": self.run.allowed, "deny": denied},
+                "off_route": off_route,
+            }
+        )
+        self.peer.close()
+
+    def _off_route(self) -> int:
+        """IPv4 attempts at addresses the jail has no route to; IPv6 is off and leaves no count."""
+        count = self.berth.off_route()
+        if count:
+            self.parts.ledger.append("off_route", run=self.run.id, count=count)
+        return count
+
+    async def _confirm_death(self) -> None:
+        """Wait until pid 1 is dead (its namespace is empty then). Raises Refusal where the kernel does not show it."""
+        if self.pidfd < 0:
+            return
+        loop = asyncio.get_running_loop()
+        dead: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self.pidfd, lambda: dead.done() or dead.set_result(None))
+        try:
+            async with asyncio.timeout(DEATH):
+                await dead
+        except TimeoutError:
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            log.error("run %s: pid 1 outlived its channels; killed", self.run.id)
+            async with asyncio.timeout(DEATH):
+                await dead
+        finally:
+            loop.remove_reader(self.pidfd)
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+def _channel() -> tuple[Peer, socket.socket]:
+    mine, theirs = fdpass.pair()
+    fdpass.want_credentials(mine)
+    return Peer(mine), theirs
+
+
+def _failure(body: fdpass.Json) -> Refusal:
+    """What pid 1 or the workload said went wrong, as a refusal."""
+    if body.get("ev") != "failed":
+        return Refusal("jail_protocol", f"got {str(body)[:200]} from the jail")
+    status = body.get("status", REFUSED)
+    exit_status = status if isinstance(status, int) else REFUSED
+    return Refusal(str(body.get("code")), str(body.get("detail")), str(body.get("hint", "")), exit_status)
+
+
+async def open_session(parts: Parts, peer: Peer, asked: Asked, chosen: Effective, live: "list[Session]") -> Session:
+    """Claim a berth, compute the jail, record run.start. Raises CredgateError or JailError; nothing is left then."""
+    policy, role = chosen.policy, chosen.policy.roles[chosen.role]
+    berth = await asyncio.to_thread(parts.keeper.claim, extra_ports(policy, role.name))
+    try:
+        network = Network(gateway=berth.gateway, jail=berth.jail, proxy_port=berth.proxy_port)
+        decoys = decoys_of(policy, role.name)
+        run_id = f"r{secrets.token_hex(6)}"
+        named = decoy_environment(policy, decoys)
+        spec = jail_spec(run_id, asked, policy, role, parts.person, parts.places, parts.trust, named, network)
+        clear_of(spec, role.name, live)
+        run = Run(
+            id=run_id,
+            policy=policy,
+            role=role.name,
+            gateway_ip=berth.gateway,
+            proxy_port=berth.proxy_port,
+            caller_env=asked.env,
+            decoys=decoys,
+        )
+        seq = parts.ledger.append(
+            "run.start",
+            run=run_id,
+            role=role.name,
+            program=spec.exe,
+            program_sha256=await asyncio.to_thread(program_digest, spec.exe),
+            policy_sha256=policy.sha256,
+        )
+        await parts.ledger.durable(seq)
+    except BaseException:
+        berth.close()
+        await asyncio.to_thread(parts.keeper.release, berth.id)
+        raise
+    return Session(parts, peer, run, berth, spec)
