@@ -201,22 +201,34 @@ def load(found: Found) -> Policy:
 
 
 def effective(
-    found: Found, *, role: str, workdir: Path, state_dir: Path, read_only: bool = False, ceiling: Path = CEILING
+    found: Found,
+    *,
+    role: str,
+    workdir: Path,
+    state_dir: Path,
+    read_only: bool = False,
+    ceiling: Path = CEILING,
 ) -> Effective:
     """Return the policy as it counts for a run in `workdir` under `role` ("": the policy's own choice).
 
     Raises PolicyInvalid, RoleUnknown, PolicyUnsafe (of the ceiling), and PolicyUntrusted where the file lies in a tree
     that the jail can write, or was found in the work tree, and isn't the accepted one.
     """
-    policy = load(found)
-    chosen = choose_role(policy, role)
-    writable = policy.roles[chosen].workdir is Workdir.WRITE and not read_only
+    judged = untrusted(found, role=role, ceiling=ceiling)
+    writable = judged.policy.roles[judged.role].workdir is Workdir.WRITE and not read_only
     if found.origin is Origin.TREE or (writable and inside(found.path, workdir)):
         check_trusted(found.path, found.data, state_dir)
-        _check_tree(found, policy)
+        check_tree(found, judged.policy)
+    return judged
+
+
+def untrusted(found: Found, *, role: str, ceiling: Path = CEILING) -> Effective:
+    """As effective, without asking who could have written the file: for looking at it, not for a run."""
+    policy = load(found)
+    chosen = choose_role(policy, role)
     above = read_ceiling(ceiling)
     return Effective(
-        policy=policy if above is None else _narrow(found, policy, above),
+        policy=policy if above is None else under_ceiling(found, policy, above),
         role=chosen,
         path=found.path,
         origin=found.origin,
@@ -248,7 +260,8 @@ def _absolute(path: Path) -> Path:
     return Path(os.path.normpath(path.absolute()))
 
 
-def _check_tree(found: Found, policy: Policy) -> None:
+def check_tree(found: Found, policy: Policy) -> None:
+    """Raise PolicyInvalid where the policy holds what one of the work tree may not."""
     try:
         check_tree_policy(policy, "put it into your own policy, outside the work tree (credgate init), or --read-only")
     except PolicyError as fault:
@@ -262,7 +275,8 @@ def read_ceiling(path: Path, owners: frozenset[int] = frozenset({0})) -> Policy 
     return load(open_policy(path, Origin.FLAG, owners))
 
 
-def _narrow(found: Found, policy: Policy, above: Policy) -> Policy:
+def under_ceiling(found: Found, policy: Policy, above: Policy) -> Policy:
+    """Return the policy under a ceiling. Raises PolicyInvalid with everything that reaches above it."""
     try:
         return narrow(policy, above)
     except PolicyError as fault:

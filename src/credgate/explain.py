@@ -1,0 +1,219 @@
+"""The offline verdict: the request that a client would send for METHOD URL, judged as the gateway judges it."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import assert_never
+
+from credgate.errors import CredgateError
+from rules.decide import decide
+from rules.inject import Placement, injected, placements
+from rules.parse import parse_request
+from rules.placeholders import make_decoy
+from rules.policy import Policy
+from rules.request import Request, Via, Wire
+from rules.verdict import Allow, Deny, Verdict
+
+_URL = re.compile(r"(https?)://([^/?#]*)([^#]*)", re.IGNORECASE)
+_PORT = re.compile(r":([0-9]{1,5})$")
+USAGE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained:
+    """A verdict and the request in its normal form, None where it has none.
+
+    `injected` names the bindings whose secret this very request would get: a placeholder has to stand in it.
+    """
+
+    verdict: Verdict
+    request: Request | None
+    policy_sha256: str
+    injected: frozenset[str] = frozenset()
+
+
+def explain(policy: Policy, role: str, method: str, url: str, headers: Sequence[str] = ()) -> Explained:
+    """Judge one request offline.
+
+    `headers` are "Name: value"; "{ENV}" in a value stands for the placeholder that a run would have put into the
+    variable ENV. Raises CredgateError for a URL or a header that can't be put into a request at all.
+    """
+    decoys = _decoys(policy, role)
+    parsed = parse_request(wire_of(method, url, [_filled(h, policy, decoys) for h in headers]))
+    if isinstance(parsed, Deny):
+        return Explained(verdict=parsed, request=None, policy_sha256=policy.sha256)
+    verdict = decide(policy, role, parsed, decoys)
+    names = frozenset(b.name for b in injected(parsed, verdict, decoys)) if isinstance(verdict, Allow) else frozenset()
+    return Explained(verdict=verdict, request=parsed, policy_sha256=policy.sha256, injected=names)
+
+
+def wire_of(method: str, url: str, headers: Sequence[str] = ()) -> Wire:
+    """Return what a client that honours the proxy variables sends: CONNECT for https, absolute-form for http.
+
+    Nothing is normalised on the way, so that a spelling which the gateway refuses is refused here too.
+    """
+    found = _URL.fullmatch(url)
+    if found is None:
+        raise CredgateError(
+            "url_invalid", f"got {url!r}, expected https://HOST/PATH or http://HOST/PATH", "quote it", USAGE
+        )
+    authority, target = _raw(found[2]), _raw(found[3] or "/")
+    fields = [_field(h) for h in headers]
+    if not any(name.lower() == b"host" for name, _ in fields):
+        fields.insert(0, (b"Host", authority))
+    common = _Common(
+        method=_raw(method), target=target if target.startswith(b"/") else b"/" + target, headers=tuple(fields)
+    )
+    return _tunnelled(common, found[2]) if found[1].lower() == "https" else _absolute(common, authority)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Common:
+    method: bytes
+    target: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+
+
+def _raw(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _absolute(common: _Common, authority: bytes) -> Wire:
+    return Wire(
+        via=Via.ABSOLUTE,
+        http_version="HTTP/1.1",
+        method=common.method,
+        target=common.target,
+        headers=common.headers,
+        tls=False,
+        authority=authority,
+        scheme=b"http",
+    )
+
+
+def _tunnelled(common: _Common, authority: str) -> Wire:
+    host, port = _split(authority, 443)
+    return Wire(
+        via=Via.CONNECT,
+        http_version="HTTP/1.1",
+        method=common.method,
+        target=common.target,
+        headers=common.headers,
+        tls=True,
+        connect_host=_raw(host),
+        connect_port=port,
+        sni=host,
+    )
+
+
+def _split(authority: str, default: int) -> tuple[str, int]:
+    found = _PORT.search(authority)
+    if found is None:
+        return authority, default
+    return authority[: found.start()], int(found[1])
+
+
+def _field(text: str) -> tuple[bytes, bytes]:
+    name, colon, value = text.partition(":")
+    if not colon or not name:
+        raise CredgateError("header_invalid", f"got the header {name!r}", "write --header 'NAME: VALUE'", USAGE)
+    return _raw(name), _raw(value.strip())
+
+
+def _decoys(policy: Policy, role: str) -> dict[str, str]:
+    """Sample placeholders, a different one for each binding of the role."""
+    seed: Iterator[int] = count(1)
+    named = {name: policy.bindings[name].placeholder for name in policy.roles[role].bindings}
+    return {name: make_decoy(p.shape, lambda n: next(seed) % n) for name, p in named.items() if p is not None}
+
+
+def _filled(header: str, policy: Policy, decoys: Mapping[str, str]) -> str:
+    for name, decoy in decoys.items():
+        placeholder = policy.bindings[name].placeholder
+        if placeholder is not None:
+            header = header.replace(f"{{{placeholder.env}}}", decoy)
+    return header
+
+
+def as_json(explained: Explained) -> dict[str, object]:
+    """Return the keys of `policy explain --json`."""
+    return {
+        **_verdict_json(explained),
+        "normalized": _normalized(explained.request),
+        "policy_sha256": explained.policy_sha256,
+    }
+
+
+def _verdict_json(explained: Explained) -> dict[str, object]:
+    verdict = explained.verdict
+    match verdict:
+        case Allow():
+            inject = [_placement_json(p, explained) for p in placements(verdict)]
+            binding = verdict.bindings[0].name if verdict.bindings else None
+            return {"verdict": "allow", "reason": None, "rule": verdict.rule, "binding": binding, "inject": inject}
+        case Deny():
+            return {
+                "verdict": "deny",
+                "reason": verdict.reason.value,
+                "rule": verdict.rule or None,
+                "binding": None,
+                "inject": [],
+                "status": verdict.status,
+                "message": verdict.message,
+                "hint": verdict.hint or None,
+            }
+        case _:
+            assert_never(verdict)
+
+
+def _placement_json(placement: Placement, explained: Explained) -> dict[str, object]:
+    return {
+        "place": placement.place,
+        "secret": placement.secret,
+        "binding": placement.binding,
+        "mode": placement.mode.value,
+        "injected": placement.binding in explained.injected,
+    }
+
+
+def _normalized(request: Request | None) -> dict[str, object] | None:
+    if request is None:
+        return None
+    return {
+        "method": request.method,
+        "scheme": request.scheme,
+        "host": request.host,
+        "port": request.port,
+        "path": request.path,
+    }
+
+
+def _placement_text(placement: Placement, explained: Explained) -> str:
+    text = (
+        f"  inject   secret {placement.secret} into {placement.place} (binding {placement.binding}, {placement.mode})"
+    )
+    return text if placement.binding in explained.injected else f"{text}: not here, its placeholder is missing"
+
+
+def as_text(explained: Explained) -> str:
+    """Return the verdict for people, one fact a line."""
+    match explained.verdict:
+        case Allow() as allow:
+            lines = ["allow", f"  rule     {allow.rule}"]
+            lines += [
+                f"  inject   secret {p.secret} into {p.place} (binding {p.binding}, {p.mode})"
+                for p in placements(allow)
+            ]
+            if not allow.bindings:
+                lines.append("  inject   nothing: no binding names this rule")
+        case Deny() as deny:
+            lines = [f"deny: {deny.reason}", f"  why      {deny.message}"]
+            lines += [f"  rule     {deny.rule}"] if deny.rule else []
+            lines += [f"  missing  {deny.hint}"] if deny.hint else []
+        case _:
+            assert_never(explained.verdict)
+    if explained.request is not None:
+        r = explained.request
+        lines.append(f"  request  {r.method} {r.scheme}://{r.host}:{r.port}{r.path}")
+    return "\n".join([*lines, f"  policy   sha256 {explained.policy_sha256}"])

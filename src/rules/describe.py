@@ -1,0 +1,87 @@
+"""A policy in sentences: what each role may send where, one line a fact, so that two policies can be compared."""
+
+from collections.abc import Iterator
+
+from rules.policy import AllowRule, Binding, Endpoint, Policy, Role
+
+__all__ = ["describe", "describe_role"]
+
+
+def describe(policy: Policy) -> tuple[str, ...]:
+    """Return one line for each thing that each role may do, sorted within its role."""
+    return tuple(f"{name}: {line}" for name in policy.roles for line in describe_role(policy, name))
+
+
+def describe_role(policy: Policy, name: str) -> tuple[str, ...]:
+    """Return the lines of one role."""
+    role = policy.roles[name]
+    lines = [line for e in policy.endpoints_of(name) for line in _endpoint(policy, role, e)]
+    return (*lines, *_jail(role))
+
+
+def _endpoint(policy: Policy, role: Role, endpoint: Endpoint) -> Iterator[str]:
+    bindings = [policy.bindings[b] for b in role.bindings if policy.bindings[b].endpoint == endpoint.name]
+    for rule in endpoint.allow:
+        for path in rule.paths:
+            yield f"allow {_methods(rule.methods)} {_url(endpoint)}{path.text}{_terms(rule)}{_secrets(rule, bindings)}"
+    yield from _denies(endpoint)
+    for key, value in _dialled(endpoint):
+        yield f"dial {_url(endpoint)} with {key} = {value}"
+
+
+def _denies(endpoint: Endpoint) -> Iterator[str]:
+    for pack in dict.fromkeys(rule.pack for rule in endpoint.deny if rule.pack):
+        yield f"deny {_url(endpoint)} pack {pack}"
+    for rule in endpoint.deny:
+        if not rule.pack:
+            yield from (f"deny {_methods(rule.methods)} {_url(endpoint)}{path.text}" for path in rule.paths)
+
+
+def _methods(methods: frozenset[str] | None) -> str:
+    return "every method" if methods is None else "|".join(sorted(methods))
+
+
+def _url(endpoint: Endpoint) -> str:
+    return f"{'https' if endpoint.tls else 'http'}://{endpoint.host.text}:{endpoint.port}"
+
+
+def _terms(rule: AllowRule) -> str:
+    query = "" if rule.query is None else f" query {{{', '.join(sorted(rule.query))}}}"
+    return query + (" encoded_slash" if rule.encoded_slash else "")
+
+
+def _secrets(rule: AllowRule, bindings: list[Binding]) -> str:
+    parts = [f" + secret {b.secret} ({_place(b)}, {b.mode})" for b in bindings if rule.id in b.rules]
+    return "".join(parts)
+
+
+def _place(binding: Binding) -> str:
+    return "basic" if binding.place == "basic" else f"header:{binding.header}"
+
+
+def _dialled(endpoint: Endpoint) -> Iterator[tuple[str, str]]:
+    addresses = [*endpoint.networks, *endpoint.pins]
+    if addresses:
+        yield "address", ", ".join(map(str, addresses))
+    if endpoint.dial_port != endpoint.port:
+        yield "dial_port", str(endpoint.dial_port)
+    if endpoint.ca:
+        yield "ca", endpoint.ca
+    if endpoint.alpn != ("http/1.1",):
+        yield "alpn", ", ".join(endpoint.alpn)
+    if endpoint.foreign != "strip":
+        yield "foreign", endpoint.foreign
+
+
+def _jail(role: Role) -> Iterator[str]:
+    yield f"work tree: {role.workdir}"
+    for key, values in (("tools", role.tools), ("read", role.read), ("env", role.env)):
+        for value in values:
+            yield f"{key}: {value}"
+    limits = role.limits
+    yield (
+        f"limits: memory {limits.memory}, processes {limits.processes}, open_files {limits.open_files}, "
+        f"cpu {limits.cpu}, file_size {limits.file_size}"
+    )
+    if role.deadline is not None:
+        yield f"deadline: {role.deadline}"

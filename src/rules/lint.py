@@ -1,0 +1,55 @@
+"""What loads but was hardly meant: said as a warning by `policy check`, never a reason to refuse."""
+
+from collections.abc import Iterator
+
+from rules.policy import Policy
+from rules.problems import Problem
+from rules.tables import join
+
+__all__ = ["warnings"]
+
+
+def warnings(policy: Policy) -> tuple[Problem, ...]:
+    """Return what a reader of the policy should look at again."""
+    return (*_unused(policy), *_too_little(policy), *_too_much(policy))
+
+
+def _warn(where: str, message: str, hint: str) -> Problem:
+    return Problem(where=where, message=message, hint=hint)
+
+
+def _unused(policy: Policy) -> Iterator[Problem]:
+    bound = {name for role in policy.roles.values() for name in role.bindings}
+    reached = {e.name for role in policy.roles for e in policy.endpoints_of(role)}
+    secrets = {binding.secret for binding in policy.bindings.values()}
+    for name in policy.secrets:
+        if name not in secrets:
+            yield _warn(join("secret", name), "no binding uses it", "bind it, or take it out")
+    for name in policy.bindings:
+        if name not in bound:
+            yield _warn(join("binding", name), "no role has it", "add it to a role's bindings")
+    for name in policy.endpoints:
+        if name not in reached:
+            yield _warn(join("endpoint", name), "no role reaches it", "add it to a role's endpoints, or bind a secret")
+
+
+def _too_little(policy: Policy) -> Iterator[Problem]:
+    for endpoint in policy.endpoints.values():
+        if not endpoint.allow:
+            where = join("endpoint", endpoint.name)
+            yield _warn(where, "it allows nothing", f"add [[{where}.allow]] with id, methods and paths")
+    if not policy.roles:
+        yield _warn("role", "there is none, so nothing can run", "add [role.dev]")
+
+
+def _too_much(policy: Policy) -> Iterator[Problem]:
+    for binding in policy.bindings.values():
+        endpoint = policy.endpoints[binding.endpoint]
+        for rule in endpoint.allow:
+            writes = not rule.methods <= {"GET", "HEAD", "OPTIONS"}
+            if rule.id in binding.rules and writes and any(path.segments == ("**",) for path in rule.paths):
+                yield _warn(
+                    f"{join('endpoint', endpoint.name)}.allow",
+                    f'the rule "{rule.id}" lets {binding.secret} be used for writing on every path',
+                    "name the paths, and deny the minting of credentials by a pack",
+                )
