@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -30,17 +31,23 @@ def running(
     Raises AssertionError with the end of its log when it does not come up.
     """
     with log.open("wb") as out:
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, cwd="/")
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, cwd="/", start_new_session=True
+        )
     try:
         _await(process, ready, log)
         yield process
     finally:
-        process.terminate()
-        try:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    # Its session is its own, so the group is what it forked: fcgiwrap leaves its children behind.
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _await(process: subprocess.Popen[bytes], ready: Callable[[], bool], log: Path) -> None:
