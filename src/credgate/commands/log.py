@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from credgate.errors import CredgateError
+from credgate.errors import CredgateError, print_error
 from credgate.ledger.read import Damaged, Filter, Record, follow_records, read_records
 from credgate.ledger.verify import Report, Status, as_json, verify
 from credgate.paths import Places
@@ -32,8 +32,15 @@ _NOT_YET = ("checkpoint", "export")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one of the subcommands and return the exit status. Raises CredgateError; argparse exits 2."""
+    """Run one of the subcommands and return the exit status; argparse exits 2 by itself."""
     options = _parser().parse_args(argv)
+    try:
+        return _run(options)
+    except CredgateError as error:
+        return print_error(error)
+
+
+def _run(options: argparse.Namespace) -> int:
     if options.command in _NOT_YET:
         raise CredgateError("not_yet", f"log {options.command}: not yet", "credgate log verify", exit_status=2)
     directory = options.ledger or Places.from_env(os.environ).ledger
