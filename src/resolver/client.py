@@ -94,7 +94,7 @@ class ResolverProcess:
             await (await self._running()).ask(op, run)
         except ResolverError as error:
             # A process that ends serves nobody, and the next one is given the runs as they are by now.
-            if error.code not in {"resolver_died", "run_unknown"}:
+            if error.code not in {"resolver_died", "resolver_silent", "run_unknown"}:
                 raise
 
     def _known(self, run: str) -> _Live:
@@ -114,7 +114,9 @@ class ResolverProcess:
         return self._link
 
     async def _give(self, link: Link, run: str, live: _Live) -> None:
-        await link.ask("add", run, table=live.table, fds=[sock.fileno() for sock in live.socks])
+        # In one order with the add: between two, a revoked name would have its address for a moment.
+        more = {"table": live.table, "revoked": live.revoked}
+        await link.ask("add", run, more=more, fds=[sock.fileno() for sock in live.socks])
 
     async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -133,17 +135,18 @@ class ResolverProcess:
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LAST_PAUSE)
             try:
-                link = await open_link(self._on_event)
+                return await self._replacement()
             except ResolverError as error:
-                _log.warning("the resolver doesn't start: %s", error)
-                continue
-            try:
-                await self._restore(link)
-            except ResolverError as error:
-                _log.warning("the new resolver doesn't take the live runs: %s", error)
-                await link.close()
-                continue
-            return link
+                _log.warning("the resolver doesn't start again: %s", error)
+
+    async def _replacement(self) -> Link:
+        link = await open_link(self._on_event)
+        try:
+            await self._restore(link)
+        except BaseException:
+            await link.close()
+            raise
+        return link
 
     async def _restore(self, link: Link) -> None:
         """Give all live runs to a new process; runs may be revoked or removed meanwhile, so until nothing is left."""
@@ -151,8 +154,13 @@ class ResolverProcess:
         revoked: set[str] = set()
         while True:
             for run in set(self._runs) - given:
-                await self._give(link, run, self._runs[run])
+                if run not in self._runs:  # removed while another was given
+                    continue
+                # Told in the add, or, where it is revoked while we wait for the reply, below.
+                if self._runs[run].revoked:
+                    revoked.add(run)
                 given.add(run)
+                await self._give(link, run, self._runs[run])
             # No await from the last look at the runs to the return: what is asked later goes to the new link itself.
             todo = {run for run, live in self._runs.items() if live.revoked} - revoked
             if not todo and not set(self._runs) - given:

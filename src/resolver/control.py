@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+from ipaddress import AddressValueError, IPv4Address
 from typing import Any
 
 from resolver.errors import ResolverError
@@ -46,24 +47,25 @@ class Control:
         if not data:
             self.done.set()
             return False
-        reply: dict[str, object] = {}
+        names: dict[str, object] = {}
         try:
             if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
                 raise ResolverError("cut", "the message or its descriptors did not fit")
-            order = json.loads(data)
-            reply = {"op": order["op"], "run": order["run"]}
+            order = _order(data)
+            names = {"op": order["op"], "run": order["run"]}
             await self._carry_out(order, socks)
-            self._outbox.reply({"ok": True, **reply})
         except ResolverError as error:
             for sock in socks:
                 sock.close()
-            self._outbox.reply({"ok": False, **reply, "code": error.code, "detail": error.detail})
+            self._outbox.reply({"ok": False, **names, "code": error.code, "detail": error.detail})
+        else:
+            self._outbox.reply({"ok": True, **names})
         return True
 
     async def _carry_out(self, order: dict[str, Any], socks: list[socket.socket]) -> None:
         match order, socks:
-            case {"op": "add", "run": str(run), "table": str(table)}, [udp, tcp]:
-                self._server.add(run, _table(table), udp, tcp)
+            case {"op": "add", "run": str(run), "table": str(table), "revoked": bool(revoked)}, [udp, tcp]:
+                self._server.add(run, _table(table), udp, tcp, revoked=revoked)
             case {"op": "revoke", "run": str(run)}, []:
                 self._server.revoke(run)
             case {"op": "remove", "run": str(run)}, []:
@@ -72,8 +74,21 @@ class Control:
                 raise ResolverError("order", f"not an order: {str(order)[:200]} with {len(socks)} descriptors")
 
 
-def _table(text: str) -> NameTable:
+def _order(data: bytes) -> dict[str, Any]:
     try:
-        return from_json(text)
-    except TableError as error:
+        order = json.loads(data)
+    except ValueError as error:
+        raise ResolverError("order", f"not json: {error}") from error
+    if not isinstance(order, dict) or not {"op", "run"} <= order.keys():
+        raise ResolverError("order", f'got {str(order)[:200]}, want an object with "op" and "run"')
+    return order
+
+
+def _table(text: str) -> NameTable:
+    """Read the table, with its address: a bad one would otherwise show at each query."""
+    try:
+        table = from_json(text)
+        IPv4Address(table.gateway_ip)
+    except (TableError, AddressValueError) as error:
         raise ResolverError("table", str(error)) from error
+    return table

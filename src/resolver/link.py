@@ -1,15 +1,17 @@
 """One resolver process and the control socket to it, as the daemon holds them.
 
 Messages are JSON on SOCK_SEQPACKET, one a packet: {"op": "add"|"remove"|"revoke", "run": ID}, with "add" also
-"table" and two descriptors (datagram socket, listening socket). Replies: {"ok": true|false, "op", "run"}, then "code"
-and "detail" where it failed. Events: what Event.to_json gives. {"event": "ready"} comes first.
+"table" (text of rules.names.to_json), "revoked" and two descriptors (datagram socket, listening socket). Replies:
+{"ok": true|false, "op", "run"}, then "code" and "detail" where it failed. Events: what Event.to_json gives.
+{"event": "ready"} comes first.
 """
 
 import asyncio
 import json
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from resolver.errors import ResolverError
@@ -38,12 +40,14 @@ class Link:
         """The process id."""
         return self._proc.pid
 
-    async def ask(self, op: str, run: str, *, table: str | None = None, fds: Sequence[int] = ()) -> None:
-        """Send an order and wait until it is carried out. Raises ResolverError."""
-        message: dict[str, object] = {"op": op, "run": run}
-        if table is not None:
-            message["table"] = table
-        data = json.dumps(message).encode()
+    async def ask(
+        self, op: str, run: str, *, more: Mapping[str, object] | None = None, fds: Sequence[int] = ()
+    ) -> None:
+        """Send an order and wait until it is carried out. Raises ResolverError.
+
+        A process that takes no order, or leaves one unanswered, is killed: it may serve what it should no longer.
+        """
+        data = json.dumps({"op": op, "run": run, **(more or {})}).encode()
         if len(data) > MAX_MESSAGE:
             raise ResolverError("table_too_large", f"got {len(data)} bytes of names, want at most {MAX_MESSAGE}")
         key = (op, run)
@@ -53,7 +57,8 @@ class Link:
         try:
             socket.send_fds(self._control, [data], list(fds))
             await asyncio.wait_for(reply, _ANSWER_SECONDS)
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):
+            self._kill()
             raise ResolverError("resolver_silent", f"no answer to {op} in {_ANSWER_SECONDS} s") from None
         except OSError as error:
             raise ResolverError("resolver_died", f"{op} could not be sent: {error.strerror}") from None
@@ -73,8 +78,12 @@ class Link:
         try:
             await asyncio.wait_for(self._proc.wait(), _END_SECONDS)
         except TimeoutError:
-            self._proc.kill()
+            self._kill()
             await self._proc.wait()
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):  # it has ended by itself
+            self._proc.kill()
 
     def _cut(self) -> None:
         if self._control.fileno() < 0:
@@ -135,15 +144,18 @@ async def open_link(on_event: OnEvent) -> Link:
                 env={},
                 cwd="/",
             )
-        except OSError as error:
+        except BaseException as error:
             ours.close()
-            raise ResolverError("resolver_start", f"{sys.executable}: {error.strerror}") from error
+            if isinstance(error, OSError):
+                raise ResolverError("resolver_start", f"{sys.executable}: {error.strerror}") from error
+            raise
     link = Link(proc, ours, on_event)
     try:
         await asyncio.wait_for(asyncio.shield(link.ready), _ANSWER_SECONDS)
-    except (ResolverError, TimeoutError) as error:
+    except BaseException as error:
         await link.close()
-        raise ResolverError(
-            "resolver_start", f"not ready, status {proc.returncode}", "its own message stands on stderr, above"
-        ) from error
+        if isinstance(error, ResolverError | TimeoutError):
+            hint = "its own message stands on stderr, above"
+            raise ResolverError("resolver_start", f"not ready, status {proc.returncode}", hint) from error
+        raise
     return link

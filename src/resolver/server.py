@@ -34,13 +34,14 @@ class Server:
         self._report = report
         self._runs: dict[str, _RunServer] = {}
 
-    def add(self, run: str, table: NameTable, udp: socket.socket, tcp: socket.socket) -> None:
+    def add(self, run: str, table: NameTable, udp: socket.socket, tcp: socket.socket, *, revoked: bool = False) -> None:
         """Serve a run; the sockets are the server's from here on. Raises ResolverError."""
         if run in self._runs:
             raise ResolverError("run_known", f"run {run!r} is served already")
         if udp.type != socket.SOCK_DGRAM or not tcp.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             raise ResolverError("wrong_sockets", f"want a datagram and a listening socket, got {udp.type}, {tcp.type}")
-        self._runs[run] = _RunServer(run, table, udp, tcp, self._tasks, self._report)
+        server = self._runs[run] = _RunServer(run, table, udp, tcp, self._tasks, self._report)
+        server.revoked = revoked
 
     def revoke(self, run: str) -> None:
         """From the next query on every name of this run is NXDOMAIN. Raises ResolverError."""
