@@ -243,9 +243,8 @@ def _target(policy: Policy, binding: Binding) -> dict[str, object]:
 
 def _print_target(target: Mapping[str, object]) -> None:
     roles = ", ".join(str(role) for role in _as_list(target["roles"])) or "none"
-    _say(
-        f"{target['binding']}: {target['host']}:{target['port']} as {target['place']} ({target['mode']}), roles: {roles}"
-    )
+    where = f"{target['host']}:{target['port']} as {target['place']} ({target['mode']})"
+    _say(f"{target['binding']}: {where}, roles: {roles}")
     for rule in _as_list(target["rules"]):
         if isinstance(rule, dict):
             _say(f"  {rule['id']}: {' '.join(rule['methods'])} {' '.join(rule['paths'])}")

@@ -1,0 +1,199 @@
+"""`credgate doctor`: what this host can enforce, and how to mend what it can't."""
+
+import argparse
+import json
+import os
+import platform
+import pwd
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from credgate.backends import FORCED, Backend, BackendKind, choose_backend
+from credgate.errors import CredgateError, print_error
+from credgate.paths import PlaceError, Places, check_private_dir
+from credgate.text import escape
+
+_EXAMPLES = """examples:
+  credgate doctor
+  credgate doctor --json
+
+exit codes: 0 runs can be confined here, 3 something that they need is missing
+"""
+_PROBE_SECONDS = 20
+_CANNOT = 3
+_NEEDED_PYTHON = (3, 12)
+_SEALED = (
+    "no desktop keyring works here; values are sealed in one file beside its key (or under a systemd credential). "
+    "protects from: a copy of the file alone, a changed or swapped value. "
+    "does not protect from: any process of yours outside a jail, root, a backup that holds both files"
+)
+_NO_CGROUP = "not used yet: pid 1 of the jail sums its memory and kills, RLIMIT_NPROC counts its processes"
+_LABELS = {
+    "userns": "user namespaces",
+    "netns": "network namespaces, veth",
+    "mounts": "mounts",
+    "nftables": "nftables",
+    "landlock": "landlock",
+    "seccomp": "seccomp",
+    "cgroups": "cgroups",
+}
+
+
+class State(StrEnum):
+    """lesser: a run works, with what the detail says in its place. missing: no run starts."""
+
+    OK = "ok"
+    LESSER = "lesser"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One row. `mend` is "" where there is nothing to mend."""
+
+    name: str
+    state: State
+    detail: str
+    mend: str = ""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Probe, print, and return 0 or 3."""
+    parser = argparse.ArgumentParser(
+        prog="credgate doctor",
+        description="what this host can enforce",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    options = parser.parse_args(argv)
+    try:
+        places = Places.from_env(os.environ)
+        checks = [_python(), *(_probed(name) for name in _LABELS), _keyring(places), _state(places)]
+    except CredgateError as error:
+        return print_error(error)
+    status = _CANNOT if any(check.state is State.MISSING for check in checks) else 0
+    if options.json:
+        _print_json(checks, status)
+    else:
+        _print_table(checks, status)
+    return status
+
+
+def _python() -> Check:
+    found = platform.python_version()
+    if sys.version_info >= _NEEDED_PYTHON:
+        return Check(name="python", state=State.OK, detail=f"{found} at {sys.executable}")
+    detail = f"{found}, expected 3.12 or newer"
+    return Check(name="python", state=State.MISSING, detail=detail, mend="install Python 3.12")
+
+
+def _probed(name: str) -> Check:
+    answer = _ask_child(name)
+    detail, mend = str(answer["detail"]), str(answer["mend"])
+    if name == "cgroups":
+        # not used by this version, so nothing is to be mended for it
+        detail = f"{detail}; {_NO_CGROUP}"
+        return Check(name=_LABELS[name], state=State.LESSER, detail=detail)
+    if answer["ok"] is True:
+        return Check(name=_LABELS[name], state=State.OK, detail=detail)
+    return Check(name=_LABELS[name], state=State.MISSING, detail=detail, mend=mend)
+
+
+def _ask_child(name: str) -> Mapping[str, object]:
+    """Run one probe in a child, by root as an ordinary user: that is who runs belong to."""
+    user, group = _ordinary()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-m", "credgate.hostprobes", name],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PROBE_SECONDS,
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+            cwd="/",
+            user=user,
+            group=group,
+            extra_groups=None if user is None else [],
+            check=False,
+        )
+        answer = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        return {"ok": False, "detail": f"no answer within {_PROBE_SECONDS} s", "mend": ""}
+    except OSError as error:
+        detail = f"uid {user} can't start {sys.executable}: {(error.strerror or str(error)).lower()}"
+        return {"ok": False, "detail": detail, "mend": "put the interpreter where ordinary users can execute it"}
+    except ValueError:
+        last = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
+        return {"ok": False, "detail": f"probe ended with {done.returncode}: {last}", "mend": "scripts/setup"}
+    return answer if isinstance(answer, dict) else {"ok": False, "detail": "probe gave no answer", "mend": ""}
+
+
+def _ordinary() -> tuple[int | None, int | None]:
+    """Uid and gid to probe as: nobody's change for an ordinary caller; for root the sudo user, else nobody."""
+    if os.geteuid() != 0:
+        return None, None
+    name = os.environ.get("SUDO_USER", "") or "nobody"
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError as error:
+        raise CredgateError("user_unknown", f"no user is called {name!r}", "run it as an ordinary user") from error
+    if entry.pw_uid == 0:
+        entry = pwd.getpwnam("nobody")
+    return entry.pw_uid, entry.pw_gid
+
+
+def _keyring(places: Places) -> Check:
+    backend = choose_backend(places, os.environ)
+    ignored = os.environ.get(FORCED, "")
+    note = f"; {FORCED}={ignored} is not followed" if ignored else ""
+    return _keyring_check(backend, note)
+
+
+def _keyring_check(backend: Backend, note: str) -> Check:
+    match backend.kind:
+        case BackendKind.SEALED:
+            detail, state = f"{backend.name}: {_SEALED}{note}", State.LESSER
+            mend = "log in to a desktop with a secret service, or give the gateway's unit a credential credgate-key"
+        case BackendKind.DESKTOP | BackendKind.OTHER:
+            detail, state, mend = f"{backend.name} ({backend.kind}){note}", State.OK, ""
+    return Check(name="keyring", state=state, detail=detail, mend=mend)
+
+
+def _state(places: Places) -> Check:
+    for path in (places.state, places.ledger, places.run, places.ca, places.sealed):
+        try:
+            check_private_dir(path)
+        except PlaceError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                continue
+            return Check(name="state files", state=State.MISSING, detail=error.detail, mend=error.hint)
+    try:
+        socket = places.control
+    except PlaceError as error:
+        return Check(name="state files", state=State.MISSING, detail=error.detail, mend=error.hint)
+    return Check(name="state files", state=State.OK, detail=f"{places.state} is yours alone; socket {socket}")
+
+
+def _print_json(checks: Sequence[Check], status: int) -> None:
+    host = {
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "uid": os.geteuid(),
+        "probed_as": _ordinary()[0],
+    }
+    document = {"checks": [asdict(check) for check in checks], "host": host, "exit": status}
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+def _print_table(checks: Sequence[Check], status: int) -> None:
+    sys.stdout.write(f"host: Linux {platform.release()} {platform.machine()}\n")
+    for check in checks:
+        sys.stdout.write(f"{check.name:24}  {check.state:7}  {escape(check.detail)}\n")
+        if check.mend and check.state is not State.OK:
+            sys.stdout.write(f"{'':24}  {'':7}  mend: {escape(check.mend)}\n")
+    words = "runs can be confined here" if status == 0 else "no run starts here before the missing is mended"
+    sys.stdout.write(f"{words}\n")
