@@ -295,7 +295,7 @@ def _check(code: int, error: str) -> None:
     if code != 0:
         line = (error.strip() or f"return code {code}").splitlines()[0]
         hint = "the kernel needs nf_tables (modprobe nf_tables nft_reject_inet nft_ct), nft needs json support"
-        raise JailError("berth_firewall", f"nftables: {line}", hint)
+        raise Unsupported("berth_firewall", f"nftables: {line}", hint)
 
 
 _CAPABILITY_VERSION_3 = 0x20080522

@@ -1,6 +1,5 @@
 """The daemon's side of the berth keeper. Blocking calls with one lock, meant for `asyncio.to_thread`."""
 
-import contextlib
 import os
 import socket
 import subprocess
@@ -43,12 +42,14 @@ class Berth:
         return out_no_routes(os.pread(self.snmp, 1 << 16, 0).decode())
 
     def close(self) -> None:
-        """Close everything; the namespaces end with the last process in them."""
+        """Close everything, once; the namespaces end with the last process in them.
+
+        What was sent on to a launcher is a copy; a descriptor closed twice could by then be another file's.
+        """
         for sock in (self.dns_udp, self.dns_tcp, *self.tcp.values()):
             sock.close()
         for fd in (self.userns, self.jail_netns, self.snmp):
-            with contextlib.suppress(OSError):  # closed already: handed on to the launcher
-                os.close(fd)
+            os.close(fd)
 
 
 class KeeperProcess:

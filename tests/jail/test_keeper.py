@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from pyroute2 import IPRoute
 
-from jail import fdpass, holder, network
+from jail import fdpass, firewall, holder, network
 from jail.errors import JailError, Unsupported
 from jail.keeper_client import Berth, KeeperProcess, out_no_routes
 from tests.conftest import OrdinaryUser
@@ -318,6 +318,73 @@ def test_with_another_route_the_gate_drops_and_counts(address: str, counter: str
 
     refused = ["ECONNREFUSED", "ECONNREFUSED"]
     assert by_user(body) == [["ENETUNREACH", 0], 1, refused, {counter: 3}]
+
+
+def third_namespace(user: int, gate: int) -> socket.socket:
+    """Join G to a namespace beyond it, in which a server listens on 198.51.100.2:80; this process ends in G."""
+    own.enter(user, gate)
+    os.unshare(os.CLONE_NEWNET)
+    beyond = os.open("/proc/self/ns/net", os.O_RDONLY)
+    up("lo")
+    with IPRoute() as route:
+        route.link("add", ifname="in0", kind="veth", peer={"ifname": "out0", "net_ns_fd": gate})
+    up("in0", "198.51.100.2")
+    with IPRoute() as route:
+        route.route("add", dst="default", gateway="198.51.100.1")
+    server = socket.create_server(("198.51.100.2", 80))
+    os.setns(gate, os.CLONE_NEWNET)
+    up("out0", "198.51.100.1")
+    os.close(beyond)
+    return server
+
+
+def up(link: str, address: str = "") -> None:
+    with IPRoute() as route:
+        index = route.link_lookup(ifname=link)[0]
+        if address:
+            route.addr("add", index=index, address=address, prefixlen=30)
+        route.link("set", index=index, state="up")
+
+
+def reach() -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.settimeout(0.7)
+        try:
+            sock.connect(("198.51.100.2", 80))
+        except OSError as error:
+            return "timeout" if isinstance(error, TimeoutError) else errno.errorcode[error.errno or 0]
+        return "connected"
+
+
+def test_gate_does_not_forward_by_either_guard(by_user: ByUser) -> None:
+    """Each of nftables and ip_forward holds alone; with both taken away the same packet arrives."""
+
+    def gate(berth: Berth, space: int) -> list[object]:
+        server = third_namespace(berth.userns, space)
+        told = []
+        for step in ("as built", "ip_forward on", "nftables off", "both off"):
+            forward = "1" if step in ("ip_forward on", "both off") else "0"
+            Path("/proc/sys/net/ipv4/ip_forward").write_text(forward)
+            if step == "nftables off":
+                firewall.find()().run([{"flush": {"ruleset": None}}])
+            told.append([step, attempt(reach, guards=lambda: os.setns(berth.jail_netns, os.CLONE_NEWNET)).value])
+        server.close()
+        return told
+
+    def body() -> object:
+        with keeper(berths=0) as running:
+            berth = running.claim()
+            running.facts(berth.id)  # leaves the holder in G
+            space = os.open(f"/proc/{children(running.pid)[0]}/ns/net", os.O_RDONLY)
+            inside(berth, add_default_route)
+            return attempt(lambda: gate(berth, space)).value
+
+    assert by_user(body) == [
+        ["as built", "ECONNREFUSED"],
+        ["ip_forward on", "ECONNREFUSED"],
+        ["nftables off", "timeout"],
+        ["both off", "connected"],
+    ]
 
 
 def test_a_foreign_source_address_is_dropped(by_user: ByUser) -> None:
