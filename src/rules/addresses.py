@@ -97,18 +97,17 @@ IPV6: tuple[tuple[AddressClass, tuple[IPv6Network, ...]], ...] = (
     (AddressClass.RESERVED, _v6("3ffe::/16")),  # RFC 3701: 6bone, returned
 )
 
-# Prefix, and how far the embedded IPv4 address stands from the right; 64:ff9b:1::/48 may use any RFC 6052 length,
-# of which /96 and /64 put it at these two places.
+# Prefix, and how far the embedded IPv4 address stands from the right.
 _EMBEDDED: tuple[tuple[IPv6Network, int], ...] = (
     (IPv6Network("::ffff:0:0/96"), 0),  # RFC 4291: mapped
     (IPv6Network("::/96"), 0),  # RFC 4291: compatible
     (IPv6Network("::ffff:0:0:0/96"), 0),  # RFC 2765: translated
     (IPv6Network("64:ff9b::/96"), 0),  # RFC 6052: NAT64
-    (IPv6Network("64:ff9b:1::/48"), 0),  # RFC 8215
-    (IPv6Network("64:ff9b:1::/48"), 24),
+    (IPv6Network("64:ff9b:1::/48"), 0),  # RFC 8215, and below
     (IPv6Network("2002::/16"), 80),  # RFC 3056: 6to4
     (IPv6Network("2001::/32"), 64),  # RFC 4380: Teredo, the server
 )
+_LOCAL_NAT64 = IPv6Network("64:ff9b:1::/48")  # RFC 8215: any RFC 6052 length from here on
 _TEREDO = IPv6Network("2001::/32")
 _ISATAP = frozenset({0x00005EFE, 0x02005EFE})  # RFC 5214 6.1: the upper half of the interface id
 
@@ -194,6 +193,10 @@ def _embedded(address: IPv6Address) -> Iterator[IPv4Address]:
     for prefix, shift in _EMBEDDED:
         if address in prefix:
             yield IPv4Address(value >> shift & 0xFFFFFFFF)
+    if address in _LOCAL_NAT64:
+        # RFC 6052 2.2: bits 64 to 71 are zero and no part of the address
+        packed = value >> 64 << 56 | value & (1 << 56) - 1
+        yield from (IPv4Address(packed >> 120 - 32 - length & 0xFFFFFFFF) for length in (48, 56, 64))
     if address in _TEREDO:
         yield IPv4Address(~value & 0xFFFFFFFF)  # RFC 4380 4: the client's address is sent inverted
     if value >> 32 & 0xFFFFFFFF in _ISATAP:

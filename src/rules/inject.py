@@ -127,11 +127,10 @@ def _value(binding: Binding, secrets: Mapping[str, str]) -> bytes:
     text = binding.format.replace("{secret}", secret)
     if _CONTROL.search(text):
         raise InjectError(f"secret {binding.secret!r} holds a line break or another control character", _SET_AGAIN)
-    try:
-        raw = text.encode("latin-1")
-    except UnicodeEncodeError:
-        # "from None": the cause would carry the value
-        raise InjectError(f"secret {binding.secret!r} holds characters that no header can carry", _SET_AGAIN) from None
+    # asked before, not caught after: the codec's exception would carry the value
+    if max(text) > "\xff":
+        raise InjectError(f"secret {binding.secret!r} holds characters that no header can carry", _SET_AGAIN)
+    raw = text.encode("latin-1")
     return b"Basic " + base64.b64encode(raw) if binding.place is PlaceKind.BASIC else raw
 
 

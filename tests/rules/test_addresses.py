@@ -225,7 +225,7 @@ def test_a_mapped_peer_is_unmapped() -> None:
     "text", ["127.1", "0177.0.0.1", "127.000.000.001", "0x7f000001", "fe80::1%lo", "", "a.b", "\u2460.1.1.1"]
 )
 def test_only_canonical_spellings_are_addresses(text: str) -> None:
-    with pytest.raises(AddressError, match="is not an address|scope id"):
+    with pytest.raises(AddressError, match=r"is not an address|scope id"):
         parse_ip(text)
 
 

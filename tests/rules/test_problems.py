@@ -1,0 +1,23 @@
+import pytest
+
+from rules.problems import HostError, PolicyError, Problem, RulesError
+
+
+def test_an_error_says_what_and_then_how_to_mend_it() -> None:
+    assert str(HostError("got a, expected b", "write b")) == "error: got a, expected b\nhint: write b"
+    assert str(HostError("got a")) == "error: got a"
+
+
+def test_a_policy_error_shows_all_faults_at_once() -> None:
+    error = PolicyError(
+        [Problem(where="endpoint.a.port", message="got x", hint="write 443"), Problem(where="", message="got y")]
+    )
+    assert str(error) == "error: endpoint.a.port: got x\nhint: write 443\nerror: got y"
+    assert (error.code, error.detail, error.hint) == ("policy_invalid", "endpoint.a.port: got x", "write 443")
+    assert len(error.problems) == 2
+
+
+def test_one_base_catches_them_all() -> None:
+    with pytest.raises(RulesError):
+        raise PolicyError([])
+    assert issubclass(HostError, ValueError)
