@@ -196,3 +196,38 @@ def test_npm_installs_a_scoped_package_with_its_dependency(npm_target: Target, h
 def test_npm_without_a_credential_is_refused(npm_target: Target, home: Path) -> None:
     assert npm(npm_target, home, credential=False).returncode == 1
     assert {one.status for one in npm_target.seen(count=1)} <= {401, 403}
+
+
+NODE = """
+const https = require("node:https");
+const [url, token] = process.argv.slice(1);
+const headers = {authorization: `Bearer ${token}`};
+fetch(url, {headers}).then(answer => answer.text()).then(text => {
+    process.stdout.write(text);
+    https.get(url, {headers}, answer => answer.pipe(process.stdout));
+});
+"""
+
+
+@pytest.mark.needs("node")
+def test_node_by_fetch_and_by_https(https_target: Target, home: Path) -> None:
+    argv = ["node", "-e", NODE, https_target.url("/private/n"), https_target.token]
+    done = run(argv, home, NODE_EXTRA_CA_CERTS=str(https_target.ca))
+    assert done.stdout == "welcome\n" * 2, done.stderr
+    assert {one.authorization for one in https_target.seen(count=2)} == {f"Bearer {https_target.token}"}
+
+
+PYTHON = """
+import sys, urllib.request, requests
+url, token = sys.argv[1:]
+headers = {"authorization": f"Bearer {token}"}
+print(requests.get(url, headers=headers, timeout=10).text, end="")
+print(urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10).read().decode(), end="")
+"""
+
+
+def test_python_by_requests_and_by_urllib(https_target: Target, home: Path) -> None:
+    argv = [sys.executable, "-I", "-c", PYTHON, https_target.url("/private/p"), https_target.token]
+    done = run(argv, home, REQUESTS_CA_BUNDLE=str(https_target.ca), SSL_CERT_FILE=str(https_target.ca))
+    assert done.stdout == "welcome\n" * 2, done.stderr
+    assert {one.authorization for one in https_target.seen(count=2)} == {f"Bearer {https_target.token}"}
