@@ -201,10 +201,7 @@ def as_text(explained: Explained) -> str:
     match explained.verdict:
         case Allow() as allow:
             lines = ["allow", f"  rule     {allow.rule}"]
-            lines += [
-                f"  inject   secret {p.secret} into {p.place} (binding {p.binding}, {p.mode})"
-                for p in placements(allow)
-            ]
+            lines += [_placement_text(p, explained) for p in placements(allow)]
             if not allow.bindings:
                 lines.append("  inject   nothing: no binding names this rule")
         case Deny() as deny:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 
-from rules.addresses import FLOOR, METADATA, AddressClass, AddressError, classify, parse_ip, parse_network
+from rules.addresses import FLOOR, METADATA, AddressClass, AddressError, classify, parse_ip, parse_network, unmap
 from rules.hosts import HostError, HostPattern
 from rules.load_rules import allow_rules, deny_rules
 from rules.pack_rules import Packs
@@ -124,14 +124,20 @@ def _addresses(table: Table) -> tuple[tuple[Network, ...], tuple[Address, ...]]:
 
 
 def _check_address(table: Table, where: str, text: str, value: Network | Address) -> None:
-    if str(value) != text:
+    if isinstance(value, IPv4Address | IPv6Address):
+        closed = f"a {classify(value)} address" if classify(value) in FLOOR else ""
+        mapped = unmap(value)
+    else:
+        closed = "a range of addresses" if _in_floor(value) else ""
+        mapped = value.network_address
+    if closed:
+        table.report.add(where, f"got {text}, {closed} that nothing opens", "take it out")
+    elif mapped.version != value.version:
+        # Python 3.13 spells these otherwise than 3.12, so neither is the canonical spelling
+        table.report.add(where, f"got {text}, an IPv4 address in IPv6 clothes", f'write "{mapped}"')
+    elif str(value) != text:
         table.report.add(where, f"got {show(text)}, expected the canonical spelling", f'write "{value}"')
-    elif isinstance(value, IPv4Address | IPv6Address):
-        if classify(value) in FLOOR:
-            table.report.add(where, f"got {text}, a {classify(value)} address, which nothing opens", "take it out")
-    elif _in_floor(value):
-        table.report.add(where, f"got {text}, a range of addresses that nothing opens", "take it out")
-    elif value.prefixlen < _WIDEST[value.version]:
+    elif isinstance(value, IPv4Network | IPv6Network) and value.prefixlen < _WIDEST[value.version]:
         table.report.add(
             where, f"got {text}, expected a prefix of at least /{_WIDEST[value.version]}", "name the range"
         )
