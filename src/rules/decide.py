@@ -15,6 +15,7 @@ from rules.decoys import holds_decoy, misplaced
 from rules.hosts import AddressLiteral, HostError, is_metadata_name, labels_of, normalize_host
 from rules.inject import header_of
 from rules.parse import bracketed
+from rules.paths import readings_of
 from rules.policy import AllowRule, Binding, DenyRule, Endpoint, Foreign, Policy
 from rules.reasons import Reason
 from rules.request import Request
@@ -104,9 +105,10 @@ def _port_unlisted(port: int) -> Deny:
 
 
 def _denied(here: tuple[Endpoint, ...], request: Request) -> Deny | None:
+    readings = readings_of(request.path)
     for endpoint in here:
         for rule in endpoint.deny:
-            if _denies(rule, request):
+            if _denies(rule, request.method, readings):
                 return Deny(
                     reason=Reason.DENY_RULE,
                     message="A deny rule of the policy covers this request.",
@@ -116,12 +118,12 @@ def _denied(here: tuple[Endpoint, ...], request: Request) -> Deny | None:
     return None
 
 
-def _denies(rule: DenyRule, request: Request) -> bool:
+def _denies(rule: DenyRule, method: str, readings: frozenset[str]) -> bool:
     """HEAD goes with GET, and a path counts in every way in which a server could read it."""
-    meant = {request.method, "GET"} if request.method == "HEAD" else {request.method}
+    meant = {method, "GET"} if method == "HEAD" else {method}
     if rule.methods is not None and rule.methods.isdisjoint(meant):
         return False
-    return any(pattern.could_mean(request.path) for pattern in rule.paths)
+    return any(pattern.could_mean(readings) for pattern in rule.paths)
 
 
 def _matches(here: tuple[Endpoint, ...], request: Request) -> tuple[_Match, ...] | Deny:

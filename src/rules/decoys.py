@@ -18,11 +18,14 @@ _INERT = frozenset({"user-agent", "referer"})
 
 def misplaced(request: Request, bindings: Collection[Binding], decoys: Mapping[str, str]) -> bool:
     """Whether a decoy of the run stands in path, query or a header other than the place of its own binding."""
+    target = (request.target, unquote(request.target), unquote_plus(request.target))
+    headers = _read(request)
     for decoy in {value for value in decoys.values() if value}:
-        if any(decoy in reading for reading in (request.target, unquote(request.target), unquote_plus(request.target))):
+        if any(decoy in reading for reading in target):
             return True
-        own = {header_of(b) for b in bindings if decoys.get(b.name) == decoy and holds_decoy(request, b, decoy)}
-        if not own.issuperset(_headers_with(request, decoy)):
+        found = _headers_with(headers, decoy)
+        own = (b for b in bindings if decoys.get(b.name) == decoy and holds_decoy(request, b, decoy))
+        if found and not found.issubset({header_of(binding) for binding in own}):
             return True
     return False
 
@@ -33,16 +36,18 @@ def holds_decoy(request: Request, binding: Binding, decoy: str) -> bool:
     In mode overwrite the whole header is replaced, so the decoy does not leave, whatever form the client gave it.
     """
     if binding.mode is Mode.OVERWRITE:
-        return bool(decoy) and header_of(binding) in _headers_with(request, decoy)
+        return bool(decoy) and header_of(binding) in _headers_with(_read(request), decoy)
     return decoy_in_place(request, binding, decoy)
 
 
-def _headers_with(request: Request, decoy: str) -> set[str]:
-    return {
-        fold_name(name)
-        for name, value in request.headers
-        if fold_name(name) not in _INERT and any(decoy in reading for reading in _readings(value))
-    }
+def _read(request: Request) -> list[tuple[str, str]]:
+    """Each reading of each header's value, beside the header's folded name."""
+    folded = ((fold_name(name), value) for name, value in request.headers)
+    return [(name, reading) for name, value in folded if name not in _INERT for reading in _readings(value)]
+
+
+def _headers_with(headers: list[tuple[str, str]], decoy: str) -> set[str]:
+    return {name for name, reading in headers if decoy in reading}
 
 
 def _readings(value: bytes) -> tuple[str, ...]:

@@ -10,12 +10,13 @@ marked; only a rule with encoded_slash lets it pass. The case of hex digits does
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import unquote, unquote_to_bytes
 
 from rules.problems import PathError
 
-__all__ = ["Ambiguity", "Path", "PathError", "PathPattern", "normal_form"]
+__all__ = ["Ambiguity", "Path", "PathError", "PathPattern", "normal_form", "readings_of"]
 
 # pchar of RFC 3986 without ";", and four characters that browsers and Node send bare
 _PLAIN = re.compile(rb"(?:[A-Za-z0-9\-._~!$&'()*+,=:@/\[\]|^]|%[0-9A-Fa-f]{2})*")
@@ -46,11 +47,13 @@ class Ambiguity:
 class PathPattern:
     """`segments` of the pattern, escapes in upper case: "*" is one segment that is not empty, "**" any number.
 
-    "/a/**" covers "/a", "/a/" and all below; "/**" covers every path.
+    "/a/**" covers "/a", "/a/" and all below; "/**" covers every path. `loose` are the segments as the most liberal
+    server would read them, for deny rules. Built by parse.
     """
 
     text: str
     segments: tuple[str, ...]
+    loose: tuple[str, ...]
 
     @classmethod
     def parse(cls, text: str) -> "PathPattern":
@@ -65,20 +68,15 @@ class PathPattern:
         segments = tuple(_fold(text).split("/")[1:])
         if any("*" in segment and segment not in ("*", "**") for segment in segments):
             raise PathError(f"path {text!r} has a wildcard inside a segment", 'use "*" for a whole segment')
-        return cls(text=text, segments=segments)
+        return cls(text=text, segments=segments, loose=tuple(unquote(text).lower().split("/")[1:]))
 
     def matches(self, path: str) -> bool:
         """Whether a path in normal form is covered."""
         return _match(self.segments, _fold(path).split("/")[1:])
 
-    def could_mean(self, path: str) -> bool:
-        """Whether some server could read the path as one that is covered: for deny rules.
-
-        Read with escapes decoded, cut at a decoded "?" or "#", without regard to case, to white space around a
-        segment, to a last slash and to a format behind the last dot (frameworks route "/keys.json" as "/keys").
-        """
-        folded = tuple(unquote("/".join(self.segments)).lower().split("/"))
-        return any(_match(folded, reading.split("/")[1:]) for reading in _readings(path))
+    def could_mean(self, readings: Iterable[str]) -> bool:
+        """Whether some server could take the path as one that is covered: `readings` of the path, for deny rules."""
+        return any(_match(self.loose, reading.split("/")[1:]) for reading in readings)
 
 
 def normal_form(raw: bytes) -> Path | Ambiguity:
@@ -123,15 +121,22 @@ def _bad_segments(text: str) -> bool:
 
 
 def _fold(path: str) -> str:
-    return _ESCAPE.sub(lambda escape: escape[0].upper(), path)
+    return path if "%" not in path else _ESCAPE.sub(lambda escape: escape[0].upper(), path)
 
 
-def _readings(path: str) -> set[str]:
-    decoded = unquote(path).lower()
-    readings = {path.lower(), decoded, re.split(r"[?#]", decoded, maxsplit=1)[0]}
-    readings |= {re.sub(r"\s*/\s*", "/", reading).rstrip() for reading in readings}
+def readings_of(path: str) -> frozenset[str]:
+    """The ways in which servers could read a path in normal form.
+
+    Escapes decoded, cut at a decoded "?" or "#", without regard to case, to white space around a segment, to a last
+    slash and to a format behind the last dot (frameworks route "/keys.json" as "/keys").
+    """
+    readings = {path.lower()}
+    if "%" in path:
+        decoded = unquote(path).lower()
+        readings |= {decoded, re.split(r"[?#]", decoded, maxsplit=1)[0]}
+        readings |= {re.sub(r"\s*/\s*", "/", reading).rstrip() for reading in readings}
     readings |= {reading.rstrip("/") or "/" for reading in readings}
-    return readings | {_FORMAT.sub("", reading) for reading in readings}
+    return frozenset(readings | {_FORMAT.sub("", reading) for reading in readings})
 
 
 def _match(pattern: tuple[str, ...], path: list[str]) -> bool:
