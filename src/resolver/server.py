@@ -196,14 +196,15 @@ class _RunServer:
     # Both
 
     def _reply(self, data: bytes) -> bytes | None:
-        now = time.monotonic()
-        self._pace.take(now)
+        began = time.thread_time()
         try:
             result = answer(self._table, data, revoked=self.revoked, admit=self._guard.wildcard)
         except Exception as error:  # noqa: BLE001  outermost frame of a query: whatever it was, no name is answered
             code, detail = Code.ERROR, type(error).__name__
             result = Answer(reply=servfail(data), kind=Kind.SERVFAIL, code=code, detail=detail)
+        now = time.monotonic()
         self._record(result, now)
+        self._pace.take(now, time.thread_time() - began)
         return result.reply
 
     def _record(self, result: Answer, now: float) -> None:

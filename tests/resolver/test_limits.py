@@ -16,8 +16,22 @@ def test_pace_opens_again_with_the_next_second() -> None:
     pace = Pace()
     for _ in range(MESSAGES_PER_SECOND):
         assert pace.wait(10.25) == 0.0
-        pace.take(10.25)
+        pace.take(10.25, 0.0)
     assert pace.wait(10.25) == 0.75
+    assert pace.wait(11.0) == 0.0
+
+
+def test_pace_counts_what_messages_cost() -> None:
+    """A quarter of each second, however few messages took it."""
+    pace = Pace()
+    for _ in range(12):
+        assert pace.wait(10.5) == 0.0
+        pace.take(10.5, 0.0206)
+    assert pace.wait(10.5) == 0.0
+    pace.take(10.5, 0.0206)
+    assert pace.wait(10.5) == 0.5
+    assert pace.wait(11.0) == 0.0
+    pace.take(11.0, 0.0206)
     assert pace.wait(11.0) == 0.0
 
 

@@ -203,7 +203,7 @@ def test_arbitrary_bytes_give_a_value(data: bytes) -> None:
     assert isinstance(parse_query(data), Query | Malformed | Drop)
 
 
-@settings(max_examples=1_500, deadline=None)
+@settings(max_examples=800, deadline=None)
 @given(
     st.sampled_from([GOOD, GOOD_OPT]),
     st.lists(st.tuples(st.integers(2, len(GOOD) - 1), st.integers(0, 255)), max_size=4),
