@@ -40,9 +40,9 @@ def authority(target_state: Path) -> Authority:
 def https_target_at(state: Path, authority: Authority, host: str, *, tls: bool = True) -> Iterator[Target]:
     """The Python target (see https_target.py) for `host`, its files in a new directory below `state`."""
     home = Path(tempfile.mkdtemp(prefix=f"{host}-", dir=state))
-    home.chmod(0o755)
     token = f"sk-acme-{secrets.token_hex(20)}"
-    argv = [sys.executable, "-I", str(HTTPS_TARGET), "--state", str(home), "--token", token]
+    (home / "token").write_text(token)
+    argv = [sys.executable, "-I", str(HTTPS_TARGET), "--state", str(home)]
     if tls:
         pair = authority.issue(host)
         argv += ["--certificate", str(pair.certificate), "--key", str(pair.key)]
@@ -85,7 +85,7 @@ def _registry_port() -> int:
 @pytest.fixture(scope="session")
 def _hub(target_state: Path, authority: Authority, _registry_port: int) -> Iterator[hub.Hub]:
     state = target_state / "hub"
-    state.mkdir()
+    state.mkdir(mode=0o700)  # its files hold the credentials in the clear
     with hub.serving(state, authority, _registry_port) as served:
         yield served
 

@@ -1,8 +1,8 @@
 """A small HTTP/1.1 target with TLS that behaves as it is asked to, and records each credential it is sent.
 
-python -I https_target.py --state DIR --token TOKEN [--certificate PEM --key PEM]
+python -I https_target.py --state DIR [--certificate PEM --key PEM]
 
-Writes DIR/port, DIR/witness.jsonl (a line when a connection is accepted, one when a request's head was read,
+Reads DIR/token (what /private/... wants). Writes DIR/port, DIR/witness.jsonl (a line when a connection is accepted, one when a request's head was read,
 before anything is answered) and DIR/access.log in the combined format. Paths:
 
 /echo               200, JSON: method, path, headers as received, size and sha256 of the body
@@ -247,7 +247,6 @@ BEHAVIOURS: dict[str, Callable[[Handler, str], None]] = {
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--state", type=Path, required=True)
-    parser.add_argument("--token", required=True)
     parser.add_argument("--certificate")
     parser.add_argument("--key")
     args = parser.parse_args()
@@ -256,7 +255,7 @@ def main() -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(args.certificate, args.key)
         context.set_alpn_protocols(["http/1.1"])
-    with Server(Witness(args.state), args.token, context) as server:
+    with Server(Witness(args.state), (args.state / "token").read_text(), context) as server:
         (args.state / "port").write_text(str(server.server_port))
         server.serve_forever(poll_interval=0.1)
 
