@@ -77,7 +77,7 @@ def _collect(
     for place in (exe, real):  # a virtualenv's python is a link out of it: the tree of the link is needed as well
         environment = _virtualenv(place)
         if environment:
-            trees.append(environment)
+            trees.append(os.path.realpath(environment))
             trees.extend(_virtualenv_base(environment, system))
     if not _covered(real, system):
         trees.append(install_tree(real, home))
@@ -88,19 +88,18 @@ def _collect(
 
 
 def _follow(exe: str, system: Sequence[str], links: list[tuple[str, str]]) -> str:
-    """Resolve; a last component that is a symlink outside the system paths is recreated inside, so argv[0] works."""
-    if _covered(exe, system):
-        return os.path.realpath(exe)
-    folder = os.path.realpath(Path(exe).parent)
-    if str(Path(exe).parent) != folder:
-        links.append((str(Path(exe).parent), folder))
-    current = Path(folder, Path(exe).name)
+    """The real path. Each symlink on the way outside the system paths is recreated inside: argv[0] keeps its meaning
+    there (a virtualenv is found by the unresolved path, a program of many names by its last part).
+    """
+    path = exe
     for _ in range(40):  # the kernel's own limit, MAXSYMLINKS
-        if not current.is_symlink():
-            return str(current)
-        target = current.readlink()
-        links.append((str(current), str(target)))
-        current = Path(os.path.realpath(Path(current.parent, target).parent), target.name)
+        link = next((p for p in reversed([path, *map(str, Path(path).parents)]) if Path(p).is_symlink()), None)
+        if link is None:
+            return path
+        target = os.path.normpath(Path(link).parent / Path(link).readlink())
+        if not _covered(link, system):
+            links.append((link, target))
+        path = target + path[len(link) :]
     raise CommandError("not_found", f"{exe}: too many symbolic links", "", NOT_FOUND)
 
 

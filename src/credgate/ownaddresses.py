@@ -3,10 +3,12 @@
 import asyncio
 import socket
 from ipaddress import IPv4Address, IPv6Address, ip_address
-
-from pyroute2 import IPRoute
+from pathlib import Path
 
 type Address = IPv4Address | IPv6Address
+
+FIB_TRIE = Path("/proc/net/fib_trie")
+IF_INET6 = Path("/proc/net/if_inet6")
 
 
 async def resolve(name: str) -> tuple[Address, ...]:
@@ -23,8 +25,27 @@ async def resolve(name: str) -> tuple[Address, ...]:
 
 
 def own() -> frozenset[Address]:
-    """Addresses of every local interface, asked of the kernel each time: they change under a running daemon."""
-    with IPRoute() as route:
-        messages = list(route.get_addr())
-    texts = [m.get_attr("IFA_LOCAL") or m.get_attr("IFA_ADDRESS") for m in messages]
-    return frozenset(ip_address(text) for text in texts if text)
+    """Addresses of every local interface, asked of the kernel at each dial: they change under a running daemon.
+
+    By /proc and not by netlink: the library's socket wants a loop of its own, and this is called on ours.
+    """
+    ipv6 = IF_INET6.read_text() if IF_INET6.exists() else ""  # absent where the kernel has no IPv6
+    return local_ipv4(FIB_TRIE.read_text()) | local_ipv6(ipv6)
+
+
+def local_ipv4(fib_trie: str) -> frozenset[Address]:
+    """The leaves marked `/32 host LOCAL`: an address line, then what is known of it."""
+    found: set[Address] = set()
+    address = ""
+    for line in fib_trie.splitlines():
+        text = line.strip()
+        if text.startswith("|-- "):
+            address = text[4:]
+        elif text.startswith("/32 host LOCAL") and address:
+            found.add(ip_address(address))
+    return frozenset(found)
+
+
+def local_ipv6(if_inet6: str) -> frozenset[Address]:
+    """First column: 32 hex digits, one line an address."""
+    return frozenset(IPv6Address(int(line.split()[0], 16)) for line in if_inet6.splitlines() if line.strip())
