@@ -17,7 +17,9 @@ from jail import fdpass, firewall, holder
 from jail.errors import JailError, from_json
 from jail.fdpass import Json, Received
 
-TIMEOUT = 20.0  # seconds a holder may take for one answer; measured: 15 ms, tenths of a second on a loaded machine
+# Seconds a holder may take for one answer (measured: 15 ms, tenths of a second on a loaded machine). Two in a row, one
+# for a berth on its way and one for the next, stay below the client's own patience.
+TIMEOUT = 12.0
 MAX_BERTHS = 16
 _PR_SET_PDEATHSIG = 1
 

@@ -25,6 +25,7 @@ from jail import fdpass, firewall, holder, network
 from jail.errors import JailError, Unsupported
 from jail.keeper_client import Berth, KeeperProcess, out_no_routes
 from tests.conftest import OrdinaryUser
+from tests.features import PATH
 from tests.jail import own
 from tests.jail.forked import attempt
 
@@ -67,7 +68,7 @@ def keeper(berths: int = 1) -> Iterator[KeeperProcess]:
 
 @contextlib.contextmanager
 def claimed(*ports: int) -> Iterator[tuple[KeeperProcess, Berth]]:
-    with keeper() as running:
+    with keeper(berths=0) as running:
         yield running, running.claim(ports)
 
 
@@ -300,24 +301,27 @@ def add_default_route() -> None:
         route.route("add", dst="default", gateway="10.213.0.1", oif=index)
 
 
-@pytest.mark.parametrize(
-    ("address", "counter"), [(OTHER, "private"), ("169.254.169.254", "metadata"), ("223.255.255.1", "foreign")]
-)
-def test_with_another_route_the_gate_drops_and_counts(address: str, counter: str, by_user: ByUser) -> None:
+def test_with_another_route_the_gate_drops_and_counts(by_user: ByUser) -> None:
     """The control of "no route": the same packet, given one, exists, reaches the gate, and ends there by name."""
+    addresses = (OTHER, "169.254.169.254", "223.255.255.1")
 
     def body() -> list[object]:
         with claimed() as (running, berth):
-            without = [inside(berth, tcp(address, 443)), sum(counts(running, berth).values())]
+            without = [inside(berth, tcp(address, 443)) for address in addresses]
+            unseen = sum(counts(running, berth).values())
             inside(berth, add_default_route)
             wrong = network.differences(network.INSIDE, running.facts(berth.id)["jail"])
-            before = counts(running, berth)
-            answers = [inside(berth, tcp(address, 443)), inside(berth, udp(address, 53))]
-            inside(berth, raw(address, 253, bytes(32)))
-            return [without, len(wrong), answers, grown(before, counts(running, berth))]
+            return [without, unseen, len(wrong), [by_name(running, berth, address) for address in addresses]]
+
+    def by_name(running: KeeperProcess, berth: Berth, address: str) -> list[object]:
+        before = counts(running, berth)
+        answers = [inside(berth, tcp(address, 443)), inside(berth, udp(address, 53))]
+        inside(berth, raw(address, 253, bytes(32)))
+        return [answers, grown(before, counts(running, berth))]
 
     refused = ["ECONNREFUSED", "ECONNREFUSED"]
-    assert by_user(body) == [["ENETUNREACH", 0], 1, refused, {counter: 3}]
+    named = [[refused, {name: 3}] for name in ("private", "metadata", "foreign")]
+    assert by_user(body) == [["ENETUNREACH"] * 3, 0, 1, named]
 
 
 def third_namespace(user: int, gate: int) -> socket.socket:
@@ -666,26 +670,82 @@ def test_an_outer_seccomp_filter_is_named(by_user: ByUser) -> None:
     assert "seccomp" in found[2]
 
 
+def answers(before: str, *requests: fdpass.Json, path: str = PATH) -> tuple[list[fdpass.Json], int]:
+    """Bodies that a keeper answers after `before` has changed something in its process; and its exit status."""
+    ours, theirs = fdpass.pair()
+    script = f"import sys\n{before}\nfrom jail.keeper import main; sys.exit(main(sys.argv[1:]))"
+    argv = [sys.executable, "-I", "-c", script, str(theirs.fileno())]
+    bodies = []
+    with ours, theirs, subprocess.Popen(argv, pass_fds=[theirs.fileno()], env={"PATH": path}) as process:
+        for request in ({"op": "start", "berths": 0, "parent": 0}, *requests):
+            fdpass.send(ours, request)
+            got = fdpass.recv(ours)
+            assert got
+            assert got.body["ok"] or not got.fds
+            got.close()
+            bodies.append(got.body)
+        ours.close()
+        return bodies, process.wait(5)
+
+
+CLAIM: fdpass.Json = {"op": "claim", "ports": []}
+
+
 def test_without_nftables_there_is_no_berth(by_user: ByUser) -> None:
     def body() -> list[object]:
-        ours, theirs = fdpass.pair()
-        script = (
-            "import sys; sys.modules['nftables'] = None; from jail.keeper import main; sys.exit(main(sys.argv[1:]))"
-        )
-        argv = [sys.executable, "-I", "-c", script, str(theirs.fileno())]
-        with ours, theirs, subprocess.Popen(argv, pass_fds=[theirs.fileno()], env={"PATH": ""}) as process:
-            told = []
-            for request in ({"op": "start", "berths": 1, "parent": 0}, {"op": "claim", "ports": []}):
-                fdpass.send(ours, request)
-                got = fdpass.recv(ours)
-                assert got
-                told.append([got.body["ok"], got.body["unsupported"], got.body["code"]])
-                assert not got.fds
-            ours.close()
-            return [told, process.wait(5)]
+        bodies, status = answers("sys.modules['nftables'] = None", CLAIM, path="")
+        return [[[b["ok"], b["unsupported"], b["code"]] for b in bodies], status]
 
-    missing = [False, True, "nftables_missing"]
-    assert by_user(body) == [[missing, [False, False, "keeper_request"]], 0]
+    assert by_user(body) == [[[False, True, "nftables_missing"], [False, False, "keeper_request"]], 0]
+
+
+ANOTHER_ROUTE = """
+from jail import network
+from pyroute2 import IPRoute
+build = network.bring_up
+def bring_up(side):
+    build(side)
+    with IPRoute() as route:
+        route.route("add", dst="192.0.2.0/24", oif=route.link_lookup(ifname=side.link)[0], scope="link")
+network.bring_up = bring_up
+"""
+RULE_LOST = """
+from jail import firewall
+def apply(backend, ports):
+    backend.run([{"add": command} for command in firewall.ruleset(ports)[:-1]])
+firewall.apply = apply
+"""
+PORT_LOST = """
+from jail import firewall
+firewall.allow = lambda backend, ports: None
+"""
+HOLDER_FAULT = """
+from jail import network
+def bring_up(side):
+    raise ZeroDivisionError("a fault of ours")
+network.bring_up = bring_up
+"""
+
+
+FAULTS = {
+    "another route": (ANOTHER_ROUTE, "berth_network", "192.0.2.0/24"),
+    "a rule lost": (RULE_LOST, "berth_firewall", "leaving"),
+    "a port lost": (PORT_LOST, "berth_firewall", "8443"),
+    "a fault of ours": (HOLDER_FAULT, "berth_internal", "ZeroDivisionError"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_berth_that_is_not_as_planned_is_not_handed_out(name: str, by_user: ByUser) -> None:
+    fault, code, detail = FAULTS[name]
+    claim: fdpass.Json = {"op": "claim", "ports": [8443]}
+
+    def body() -> list[object]:
+        bodies, status = answers(fault, claim, claim)
+        return [[[b["ok"], b["code"], detail in str(b["detail"])] for b in bodies[1:]], status]
+
+    assert by_user(lambda: answers("", claim)[0][1]["ok"]) is True
+    assert by_user(body) == [[[False, code, True]] * 2, 0]
 
 
 def test_off_route_that_is_not_shown_is_an_error() -> None:
