@@ -58,6 +58,11 @@ def _rule(pack: str, table: Table, suffixes: tuple[str, ...]) -> DenyRule:
     return DenyRule(
         id=f"{pack}/{rule}",
         methods=frozenset(methods),
-        paths=tuple(PathPattern.parse(p + s) for p in paths for s in suffixes),
+        paths=tuple(PathPattern.parse(spelled) for path in paths for spelled in _spellings(path, suffixes)),
         pack=pack,
     )
+
+
+def _spellings(path: str, suffixes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the path with each suffix; a wildcard at its end covers them already."""
+    return (path,) if path.endswith("*") else tuple(path + suffix for suffix in suffixes)
