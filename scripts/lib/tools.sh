@@ -15,16 +15,17 @@ missing_test_packages() {
 
 # Debian starts a server as it is installed; the tests bring their own, and nobody asked for one.
 without_starting_services() {
-    local rule=/usr/sbin/policy-rc.d status=0
+    local rule=/usr/sbin/policy-rc.d
     if [ -e "$rule" ]; then
         "$@"
         return
     fi
-    printf '#!/bin/sh\nexit 101\n' >"$rule"
-    chmod 755 "$rule"
-    ("$@") || status=$?
-    rm -f "$rule"
-    return "$status"
+    (
+        trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+        printf '#!/bin/sh\nexit 101\n' >"$rule"
+        chmod 755 "$rule"
+        "$@"
+    )
 }
 
 # Where `npm ci` puts the npm registry that the tests start: root's serves everyone.

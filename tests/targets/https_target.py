@@ -2,8 +2,8 @@
 
 python -I https_target.py --state DIR [--certificate PEM --key PEM]
 
-Reads DIR/token (what /private/... wants). Writes DIR/port, DIR/witness.jsonl (a line when a connection is accepted, one when a request's head was read,
-before anything is answered) and DIR/access.log in the combined format. Paths:
+Reads DIR/token (what /private/... wants). Writes DIR/port, DIR/witness.jsonl (a line when a connection is accepted, one
+when a request's head was read, before anything is answered) and DIR/access.log in the combined format. Paths:
 
 /echo               200, JSON: method, path, headers as received, size and sha256 of the body
 /private/...        200 with `Authorization: Bearer TOKEN`, else 401
