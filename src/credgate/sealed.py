@@ -184,11 +184,13 @@ def _is_document(document: object) -> bool:
 
 def _read_credential(path: Path) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(fd, "rb") as file:
+    try:
         facts = os.fstat(fd)
         # systemd.exec(5): owned by root or by the unit's user, readable by nobody else
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o027:
             mode = f"{stat.S_IMODE(facts.st_mode):04o}"
             detail = f"{path}: owner uid {facts.st_uid} and mode {mode}, expected root or you and 0440 at most"
             raise SealedError("sealed_key_open", detail, "let systemd place it (LoadCredential=)")
-        return file.read(_KEY_BYTES + 1)
+        return os.read(fd, _KEY_BYTES + 1)
+    finally:
+        os.close(fd)

@@ -144,9 +144,12 @@ def _from_file(rule: SecretRule, env: Mapping[str, str]) -> str:
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise SecretUnavailable("secret_not_set", f"secret {rule.name!r}: can't open {path}: {why}") from error
-    with os.fdopen(fd, "rb") as file:
+    try:
         _check_file(rule, path, os.fstat(fd))
-        data = file.read(MAX_VALUE + 2)  # one byte more for the newline, one to see that it is too long
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            data = file.read(MAX_VALUE + 2)  # one byte more for the newline, one to see that it is too long
+    finally:
+        os.close(fd)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
