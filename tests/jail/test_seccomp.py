@@ -8,7 +8,6 @@ import mmap
 import os
 import platform
 import pty
-import shutil
 import signal
 import socket
 import struct
@@ -207,7 +206,9 @@ def test_another_architecture_is_refused() -> None:
             compile_filter(arch=arch)
 
 
-# The kernel
+# The kernel: marked by the module, as compiling needs libseccomp as well
+
+pytestmark = pytest.mark.needs("seccomp")
 
 
 def each_errno() -> dict[str, int]:
@@ -390,7 +391,7 @@ def test_a_fresh_python_starts_threads_and_children() -> None:
     assert run([sys.executable, "-I", "-c", code], guards=guards) == (0, "thread\nchild\n{'a': 1}\n")
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="no node on this machine")
+@pytest.mark.needs("node")
 def test_node_starts_spawns_and_lists_interfaces() -> None:
     code = (
         "const {Worker} = require('worker_threads'); const cp = require('child_process');"
