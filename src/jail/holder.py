@@ -12,7 +12,8 @@ import signal
 import socket
 from pathlib import Path
 
-from jail import fdpass, firewall, network
+from jail import berthfacts, fdpass, firewall, network
+from jail.berthfacts import GATE, INSIDE
 from jail.errors import JailError, Unsupported
 from jail.fdpass import Json
 
@@ -54,11 +55,11 @@ class _Berth:
         network.harden()
         self._snmp = os.open("/proc/self/net/snmp", os.O_RDONLY | os.O_CLOEXEC)  # J's, for as long as it is open
         network.connect(self._gate)
-        network.bring_up(network.INSIDE)
+        network.bring_up(INSIDE)
         network.enter(self._gate)
         self._ports = {DNS, HTTP, HTTPS, PROXY}
         firewall.apply(self._firewall, self._ports)  # before gw0 is up
-        network.bring_up(network.GATE)
+        network.bring_up(GATE)
         self._dns = _bound("udp", DNS)
         self._tcp = {port: _bound("tcp", port) for port in sorted(self._ports)}
         self._check()
@@ -87,7 +88,7 @@ class _Berth:
         ports = first + sorted(extra - set(first))
         named = [["userns"], ["jail_netns"], ["udp", DNS], *(["tcp", port] for port in ports), ["jail_snmp"]]
         fds = [self._user, self._jail, self._dns.fileno(), *(self._tcp[port].fileno() for port in ports), self._snmp]
-        addresses = {"gateway": network.GATE.address, "jail": network.INSIDE.address, "proxy_port": proxy}
+        addresses = {"gateway": GATE.address, "jail": INSIDE.address, "proxy_port": proxy}
         return {"ok": True, **addresses, "sockets": named}, fds
 
     def _facts(self) -> Json:
@@ -96,13 +97,13 @@ class _Berth:
         counters = firewall.counters(listing)
         return {"ok": True, **sides, "nft": listing, "counters": counters, "ports": sorted(self._ports)}
 
-    def _listing(self) -> list[network.Json]:
+    def _listing(self) -> list[Json]:
         network.enter(self._gate)
         return self._firewall.listing()
 
-    def _sides(self) -> dict[str, network.Json]:
+    def _sides(self) -> dict[str, Json]:
         sides = {}
-        for name, namespace, side in (("jail", self._jail, network.INSIDE), ("gate", self._gate, network.GATE)):
+        for name, namespace, side in (("jail", self._jail, INSIDE), ("gate", self._gate, GATE)):
             network.enter(namespace)
             sides[name] = network.facts(side)
         return sides
@@ -110,7 +111,7 @@ class _Berth:
     def _check(self) -> None:
         """Compare what the kernel shows of both namespaces with what was asked of it; raises JailError."""
         sides = self._sides()
-        wrong = network.differences(network.INSIDE, sides["jail"]) + network.differences(network.GATE, sides["gate"])
+        wrong = berthfacts.differences(INSIDE, sides["jail"]) + berthfacts.differences(GATE, sides["gate"])
         if wrong:
             raise JailError("berth_network", "; ".join(wrong))
         self._check_firewall()

@@ -8,53 +8,20 @@ pyroute2 is imported here alone (210 ms): in the keeper, never on the path of a 
 
 import os
 import socket
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
+from jail.berthfacts import GATE, INSIDE, IPV4, Side, expected_settings
 from jail.errors import JailError
-from jail.firewall import GATE_LINK, GATEWAY, JAIL
 
 type Json = dict[str, Any]
 
-JAIL_LINK = "jail0"
 BACKLOG = 512
-_LOCAL_TABLE = 255
-_BUILT_IN_TABLES = {253, 254, 255}  # default, main, local
-_SCOPE_LINK = 253
 _UP = 1
-_UNICAST, _LOCAL, _BROADCAST = 1, 2, 3
-_TO_TABLE = 1
-
-# ipv4 settings are copied from the host's initial namespace (net.core.devconf_inherit_init_net = 0), so a host that
-# routes for containers would hand its forwarding on: each is written, and read back.
-_IPV4 = {
-    "forwarding": "0",
-    "accept_redirects": "0",
-    "send_redirects": "0",
-    "accept_source_route": "0",
-    "route_localnet": "0",
-    "proxy_arp": "0",
-    "rp_filter": "1",
-    "arp_ignore": "1",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """One end of the veth pair, as seen from its own namespace."""
-
-    link: str
-    address: str
-    peer: str
-
-
-GATE = Side(link=GATE_LINK, address=GATEWAY, peer=JAIL)
-INSIDE = Side(link=JAIL_LINK, address=JAIL, peer=GATEWAY)
 
 
 def enter(namespace: int) -> None:
@@ -73,7 +40,7 @@ def harden() -> None:
 def connect(gate: int) -> None:
     """In J: make the pair, jail0 here and gw0 in the namespace behind `gate`; raises JailError."""
     with IPRoute() as route:
-        _ask("veth", lambda: route.link("add", ifname=JAIL_LINK, kind="veth", peer=_peer(gate)))
+        _ask("veth", lambda: route.link("add", ifname=INSIDE.link, kind="veth", peer=_peer(gate)))
 
 
 def bring_up(side: Side) -> None:
@@ -95,7 +62,7 @@ def listen(port: int) -> socket.socket:
     # asyncio sets TCP_NODELAY only where the protocol is named (else 44 ms a request by Nagle and delayed ACK).
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind((GATEWAY, port))
+    sock.bind((GATE.address, port))
     sock.listen(BACKLOG)
     sock.setblocking(False)
     return sock
@@ -104,7 +71,7 @@ def listen(port: int) -> socket.socket:
 def datagrams(port: int) -> socket.socket:
     """In G: a UDP socket bound to the gateway's address. Raises OSError."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_UDP)
-    sock.bind((GATEWAY, port))
+    sock.bind((GATE.address, port))
     sock.setblocking(False)
     return sock
 
@@ -125,74 +92,16 @@ def facts(side: Side) -> Json:
         "addresses": [_address(message, names) for message in addresses],
         "routes": [_route(message, names) for message in routes],
         "rules": [_rule(message) for message in rules],
-        "sysctl": {path: _read(path) for path in _expected_settings(side.link)},
+        "sysctl": {path: _read(path) for path in expected_settings(side.link)},
     }
 
 
-def differences(side: Side, got: Json) -> list[str]:
-    """Where `facts` is not what a berth's namespace must be; empty when it is. Pure."""
-    return [
-        *_compare("links up", {link["name"] for link in got["links"] if "up" in link["flags"]}, {"lo", side.link}),
-        *_compare(
-            "addresses",
-            {f"{a['address']}/{a['prefixlen']} {a['link']}" for a in got["addresses"]},
-            {"127.0.0.1/8 lo", f"{side.address}/32 {side.link}"},
-        ),
-        *_compare("routes", set(_spoken(got["routes"])), {f"{side.peer}/32 {side.link} table 254 type 1 scope 253"}),
-        *[f"local route: got {r['dst']} {r['link']}" for r in got["routes"] if not _local_is_ours(side, r)],
-        *[f"rule: got {rule}" for rule in got["rules"] if not _built_in(rule)],
-        *_settings_off(side.link, got["sysctl"]),
-    ]
-
-
 def _peer(gate: int) -> Json:
-    return {"ifname": GATE_LINK, "net_ns_fd": gate}
-
-
-def _compare(what: str, got: set[str], expected: set[str]) -> list[str]:
-    return [] if got == expected else [f"{what}: got {sorted(got)}, expected {sorted(expected)}"]
-
-
-def _spoken(routes: Iterable[Json]) -> list[str]:
-    return [
-        f"{r['dst']} {r['link']} table {r['table']} type {r['type']} scope {r['scope']}"
-        + (f" via {r['gateway']}" if r["gateway"] else "")
-        for r in routes
-        if r["table"] != _LOCAL_TABLE
-    ]
-
-
-def _local_is_ours(side: Side, route: Json) -> bool:
-    if route["table"] != _LOCAL_TABLE:
-        return True
-    own = {(_LOCAL, dst) for dst in ("127.0.0.0/8", "127.0.0.1/32", f"{side.address}/32")}
-    edges = {(_BROADCAST, dst) for dst in ("127.255.255.255/32", "127.0.0.0/32")}  # the second: before Linux 5.14
-    return route["family"] == socket.AF_INET and (route["type"], route["dst"]) in own | edges
-
-
-def _built_in(rule: Json) -> bool:
-    return rule["action"] == _TO_TABLE and rule["table"] in _BUILT_IN_TABLES and not rule["selects"]
-
-
-def _settings_off(link: str, got: Json) -> list[str]:
-    expected = _expected_settings(link)
-    ipv6 = any(got[path] is not None for path in expected if path.startswith("ipv6/"))
-    return [
-        f"{path}: got {got[path]}, expected {value}"
-        for path, value in expected.items()
-        if got[path] != value and (ipv6 or not path.startswith("ipv6/"))  # a kernel without IPv6 has no such path
-    ]
-
-
-def _expected_settings(link: str) -> dict[str, str]:
-    places = ("all", "default", "lo", link)
-    ipv4 = {f"ipv4/conf/{place}/{name}": value for place in places for name, value in _IPV4.items()}
-    ipv6 = {f"ipv6/conf/{place}/disable_ipv6": "1" for place in places}
-    return {"ipv4/ip_forward": "0"} | ipv4 | ipv6
+    return {"ifname": GATE.link, "net_ns_fd": gate}
 
 
 def _harden_link(link: str) -> None:
-    for name, value in _IPV4.items():
+    for name, value in IPV4.items():
         _write(f"ipv4/conf/{link}/{name}", value)
     if Path("/proc/sys/net/ipv6").exists():  # absent where the kernel has no IPv6 at all
         _write(f"ipv6/conf/{link}/disable_ipv6", "1")

@@ -138,7 +138,7 @@ def test_binding_without_its_library_falls_to_the_program() -> None:
 
     with pytest.raises(Unsupported):
         firewall.find(lambda _: Broken, lambda _: None)
-    assert firewall.find(lambda _: Broken, lambda _: "/usr/sbin/nft")
+    assert callable(firewall.find(lambda _: Broken, lambda _: "/usr/sbin/nft"))
 
 
 def binding(name: str) -> Any:
@@ -192,7 +192,7 @@ def test_refused_command_is_an_error_and_leaves_nothing(way: str, ordinary_user:
     def body() -> list[object]:
         nf = backend(way)
         rule = {"family": "inet", "table": "credgate", "chain": "nowhere", "expr": [{"drop": None}]}
-        commands = [{"add": {"table": {"family": "inet", "name": "credgate"}}}, {"add": {"rule": rule}}]
+        commands: Listing = [{"add": {"table": {"family": "inet", "name": "credgate"}}}, {"add": {"rule": rule}}]
         try:
             nf.run(commands)
         except JailError as error:

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from pyroute2 import IPRoute
 
-from jail import fdpass, firewall, holder, network
+from jail import berthfacts, fdpass, firewall, holder
 from jail.errors import JailError, Unsupported
 from jail.keeper_client import Berth, KeeperProcess, out_no_routes
 from tests.conftest import OrdinaryUser
@@ -234,8 +234,7 @@ def test_one_route_and_nothing_else_is_shown(by_user: ByUser) -> None:
         with claimed() as (running, berth):
             facts = running.facts(berth.id)
             main = [r for r in facts["jail"]["routes"] if r["table"] != 255]
-            wrong = network.differences(network.INSIDE, facts["jail"])
-            wrong += network.differences(network.GATE, facts["gate"])
+            wrong = berthfacts.wrong(facts, [53, *berth.tcp])
             text = inside(berth, lambda: Path("/proc/net/route").read_text())
             return [main, wrong, len(str(text).splitlines()), facts["ports"]]
 
@@ -310,7 +309,7 @@ def test_with_another_route_the_gate_drops_and_counts(by_user: ByUser) -> None:
             without = [inside(berth, tcp(address, 443)) for address in addresses]
             unseen = sum(counts(running, berth).values())
             inside(berth, add_default_route)
-            wrong = network.differences(network.INSIDE, running.facts(berth.id)["jail"])
+            wrong = berthfacts.wrong(running.facts(berth.id), [53, *berth.tcp])
             return [without, unseen, len(wrong), [by_name(running, berth, address) for address in addresses]]
 
     def by_name(running: KeeperProcess, berth: Berth, address: str) -> list[object]:
@@ -365,7 +364,7 @@ def test_gate_does_not_forward_by_either_guard(by_user: ByUser) -> None:
 
     def gate(berth: Berth, space: int) -> list[object]:
         server = third_namespace(berth.userns, space)
-        told = []
+        told: list[object] = []
         for step in ("as built", "ip_forward on", "nftables off", "both off"):
             forward = "1" if step in ("ip_forward on", "both off") else "0"
             Path("/proc/sys/net/ipv4/ip_forward").write_text(forward)
@@ -376,8 +375,7 @@ def test_gate_does_not_forward_by_either_guard(by_user: ByUser) -> None:
         return told
 
     def body() -> object:
-        with keeper(berths=0) as running:
-            berth = running.claim()
+        with claimed() as (running, berth):
             running.facts(berth.id)  # leaves the holder in G
             space = os.open(f"/proc/{children(running.pid)[0]}/ns/net", os.O_RDONLY)
             inside(berth, add_default_route)
@@ -656,7 +654,7 @@ def test_network_namespaces_off_in_a_parent_is_unsupported(by_user: ByUser) -> N
 @pytest.mark.needs("seccomp")
 def test_an_outer_seccomp_filter_is_named(by_user: ByUser) -> None:
     def body() -> list[object]:
-        import pyseccomp
+        import pyseccomp  # its import asks for libseccomp
 
         table = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
         table.add_rule(pyseccomp.ERRNO(errno.EPERM), "unshare")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pyroute2 import IPRoute
 
-from jail import network
+from jail import berthfacts, network
+from jail.berthfacts import GATE, INSIDE, Json
 from jail.errors import JailError
-from jail.network import GATE, INSIDE, Json
 from tests.conftest import OrdinaryUser
 from tests.jail import own
 from tests.jail.forked import attempt
@@ -46,7 +46,7 @@ def test_built_namespaces_are_as_planned(ordinary_user: OrdinaryUser) -> None:
         network.enter(gate)
         outside = network.facts(GATE)
         main = [r for r in inside["routes"] if r["table"] != 255]
-        return [network.differences(INSIDE, inside), network.differences(GATE, outside), main]
+        return [berthfacts.differences(INSIDE, inside), berthfacts.differences(GATE, outside), main]
 
     only = {"family": 2, "table": 254, "type": 1, "scope": 253, "dst": "10.213.0.1/32", "link": "jail0", "gateway": ""}
     assert attempt(body, uid=ordinary_user.uid).value == [[], [], [only]]
@@ -104,9 +104,9 @@ def test_one_edit_is_told(name: str, ordinary_user: OrdinaryUser) -> None:
 
     def body() -> list[list[str]]:
         build()
-        before = network.differences(INSIDE, network.facts(INSIDE))
+        before = berthfacts.differences(INSIDE, network.facts(INSIDE))
         edit()
-        return [before, network.differences(INSIDE, network.facts(INSIDE))]
+        return [before, berthfacts.differences(INSIDE, network.facts(INSIDE))]
 
     value = attempt(body, uid=ordinary_user.uid).value
     assert isinstance(value, list)
@@ -119,7 +119,7 @@ def test_ipv6_route_is_told(ordinary_user: OrdinaryUser) -> None:
         build()
         ipv6_on()
         ip("route", "add", dst="2001:db8::/64", oif="jail0", family=socket.AF_INET6)()
-        return network.differences(INSIDE, network.facts(INSIDE))
+        return berthfacts.differences(INSIDE, network.facts(INSIDE))
 
     value = attempt(body, uid=ordinary_user.uid).value
     assert isinstance(value, list)
