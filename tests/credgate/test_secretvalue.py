@@ -49,7 +49,7 @@ def test_no_way_of_printing_shows_the_value(secret: Secret, show):
     "leak",
     [
         format,
-        lambda s: "{}".format(s),  # noqa: UP032
+        "{}".format,
         lambda s: "Bearer " + s,
         lambda s: ",".join([s]),
         json.dumps,
