@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 CEILING = Path("/etc/credgate/policy.toml")
 TREE_NAME = "credgate.toml"
 VARIABLE = "CREDGATE_POLICY"
+ROOT = frozenset({0})
 REFUSED = 125  # exit status of a run that does not start
 
 
@@ -161,9 +162,16 @@ def open_policy(path: Path, origin: Origin, owners: frozenset[int] | None = None
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise PolicyUnsafe("policy_unreadable", f"policy {path}: {why}", "check the path", exit_status=2) from error
-    with os.fdopen(fd, "rb") as file:
-        _check_facts(path, os.fstat(fd), frozenset({os.geteuid(), 0}) if owners is None else owners)
-        data = file.read(MAX_BYTES + 1)
+    try:
+        _check_facts(path, os.fstat(fd), ROOT | {os.geteuid()} if owners is None else owners)
+        # fdopen refuses a directory by an error of its own, so the check comes first
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise PolicyUnsafe("policy_unreadable", f"policy {path}: {why}", "check the file", exit_status=2) from error
+    finally:
+        os.close(fd)
     return Found(path=_absolute(path), origin=origin, data=data)
 
 
@@ -268,11 +276,11 @@ def check_tree(found: Found, policy: Policy) -> None:
         raise PolicyInvalid(found.path, fault.problems) from fault
 
 
-def read_ceiling(path: Path, owners: frozenset[int] = frozenset({0})) -> Policy | None:
+def read_ceiling(path: Path) -> Policy | None:
     """Return the ceiling, None where there is none. Raises PolicyUnsafe, PolicyInvalid: a broken one stops all."""
     if not os.path.lexists(path):
         return None
-    return load(open_policy(path, Origin.FLAG, owners))
+    return load(open_policy(path, Origin.FLAG, ROOT))
 
 
 def under_ceiling(found: Found, policy: Policy, above: Policy) -> Policy:

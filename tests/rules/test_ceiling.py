@@ -1,0 +1,251 @@
+"""Nothing that a policy says reaches above the ceiling; what fits below it comes through unchanged."""
+
+import pytest
+
+from rules.ceiling import narrow
+from rules.policy import Policy, Unlisted
+from rules.problems import PolicyError
+from tests.rules.policies import load
+
+CEILING = """\
+version = 1
+default_role = "dev"
+[secret.github]
+source = "keyring:credgate/github"
+[endpoint.api]
+host = "api.example.org"
+address = ["10.20.0.0/16"]
+ca = "/etc/ca.pem"
+alpn = ["http/1.1", "h2"]
+[[endpoint.api.allow]]
+id = "issues"
+methods = ["GET", "POST"]
+paths = ["/repos/acme/**"]
+[[endpoint.api.allow]]
+id = "open"
+methods = ["GET"]
+paths = ["/public/**"]
+[[endpoint.api.deny]]
+id = "keys"
+paths = ["/repos/acme/*/keys"]
+[endpoint.docs]
+host = "**.docs.example.org"
+[[endpoint.docs.allow]]
+id = "read"
+methods = ["GET"]
+paths = ["/**"]
+[endpoint.internal]
+host = "unused.example.org"
+[binding.github]
+secret = "github"
+endpoint = "api"
+rules = ["issues"]
+place = "header:authorization"
+[role.dev]
+bindings = ["github"]
+endpoints = ["docs"]
+workdir = "write"
+tools = ["/opt/tools"]
+read = ["~/.gitconfig"]
+env = ["TERM", "LANG"]
+deadline = "4h"
+limits = { memory = "2GiB", processes = 100 }
+[role.reader]
+endpoints = ["docs"]
+"""
+
+POLICY = """\
+version = 1
+[secret.github]
+source = "keyring:credgate/github"
+[endpoint.mine]
+host = "api.example.org"
+address = ["10.20.3.0/24"]
+[[endpoint.mine.allow]]
+id = "one"
+methods = ["GET"]
+paths = ["/repos/acme/app/issues/*"]
+[endpoint.site]
+host = "a.docs.example.org"
+[[endpoint.site.allow]]
+id = "read"
+methods = ["GET"]
+paths = ["/guide/**"]
+[binding.github]
+secret = "github"
+endpoint = "mine"
+rules = ["one"]
+place = "header:authorization"
+mode = "placeholder"
+placeholder = { env = "GITHUB_TOKEN", shape = "ghp_{36}" }
+[role.dev]
+bindings = ["github"]
+endpoints = ["site"]
+workdir = "write"
+tools = ["/opt/tools/bin"]
+read = ["~/.gitconfig"]
+env = ["TERM"]
+deadline = "8h"
+limits = { memory = "4GiB", processes = 50 }
+"""
+
+
+def under(text: str, ceiling: str = CEILING) -> Policy:
+    return narrow(load(text), load(ceiling))
+
+
+def above(text: str, ceiling: str = CEILING) -> set[str]:
+    """The places that reach above the ceiling."""
+    with pytest.raises(PolicyError) as caught:
+        under(text, ceiling)
+    return {problem.where for problem in caught.value.problems}
+
+
+def test_what_fits_comes_through() -> None:
+    policy, alone = under(POLICY), load(POLICY)
+    assert policy.endpoints["mine"].allow == alone.endpoints["mine"].allow
+    assert policy.bindings == alone.bindings
+    assert policy.sha256 == alone.sha256
+    assert policy.ceiling_sha256 == load(CEILING).sha256
+
+
+def test_the_ceiling_itself_fits() -> None:
+    assert under(CEILING).endpoints["api"].allow == load(CEILING).endpoints["api"].allow
+
+
+def test_limits_and_deadline_become_the_smaller_ones() -> None:
+    role = under(POLICY).roles["dev"]
+    assert (role.limits.memory, role.limits.processes, role.deadline) == (2 << 30, 50, 4 * 3600)
+
+
+def test_deny_rules_of_the_ceiling_are_added() -> None:
+    assert [rule.id for rule in under(POLICY).endpoints["mine"].deny] == ["ceiling/api/keys"]
+    assert under(POLICY).endpoints["site"].deny == ()
+
+
+def test_deny_rules_reach_below_a_wildcard() -> None:
+    denied = (
+        CEILING
+        + '[endpoint.secret]\nhost = "x.docs.example.org"\n[[endpoint.secret.deny]]\nid = "all"\npaths = ["/**"]\n'
+    )
+    wild = POLICY.replace('"a.docs.example.org"', '"*.docs.example.org"')
+    assert [rule.id for rule in under(wild, denied).endpoints["site"].deny] == ["ceiling/secret/all"]
+
+
+@pytest.mark.parametrize(("one", "other"), [("nxdomain", "gateway"), ("gateway", "nxdomain"), ("nxdomain", "nxdomain")])
+def test_nxdomain_on_either_side_counts(one: str, other: str) -> None:
+    dns = "version = 1\n[dns]\nunlisted = "
+    policy = under(
+        POLICY.replace("version = 1\n", f'{dns}"{one}"\n'),
+        CEILING.replace("version = 1\n", f'version = 1\ndns.unlisted = "{other}"\n'),
+    )
+    assert policy.unlisted is Unlisted.NXDOMAIN
+
+
+def test_gateway_on_both_sides_stays() -> None:
+    assert under(POLICY).unlisted is Unlisted.GATEWAY
+
+
+WIDER: dict[str, tuple[str, str, str]] = {
+    "host": ('"api.example.org"', '"api2.example.org"', "endpoint.mine binding.github.endpoint"),
+    "port": (
+        'host = "api.example.org"',
+        'host = "api.example.org"\nport = 8443\ndial_port = 443',
+        "endpoint.mine binding.github.endpoint",
+    ),
+    "dial_port": ('host = "api.example.org"', 'host = "api.example.org"\ndial_port = 8443', "endpoint.mine.dial_port"),
+    "ca": ('host = "api.example.org"', 'host = "api.example.org"\nca = "/etc/other.pem"', "endpoint.mine.ca"),
+    "foreign": (
+        'host = "a.docs.example.org"',
+        'host = "a.docs.example.org"\nforeign = "allow"',
+        "endpoint.site.foreign",
+    ),
+    "address": ('["10.20.3.0/24"]', '["10.21.0.0/24"]', "endpoint.mine.address"),
+    "address wider": ('["10.20.3.0/24"]', '["10.0.0.0/8"]', "endpoint.mine.address"),
+    "pin": ('["10.20.3.0/24"]', '["10.21.0.1"]', "endpoint.mine.address"),
+    "address on another": (
+        'host = "a.docs.example.org"',
+        'host = "a.docs.example.org"\naddress = ["10.20.0.0/16"]',
+        "endpoint.site.address",
+    ),
+    "alpn": ('host = "a.docs.example.org"', 'host = "a.docs.example.org"\nalpn = ["h2"]', "endpoint.site.alpn"),
+    "method": (
+        'methods = ["GET"]\npaths = ["/guide/**"]',
+        'methods = ["POST"]\npaths = ["/guide/**"]',
+        "endpoint.site.allow",
+    ),
+    "slash": ('paths = ["/guide/**"]', 'paths = ["/guide/**"]\nencoded_slash = true', "endpoint.site.allow"),
+    "source": ('"keyring:credgate/github"', '"env:HOME"', "binding.github.secret"),
+    "place": ('"header:authorization"', '"header:x-api-key"', "binding.github.place binding.github.format"),
+    "format": (
+        'place = "header:authorization"',
+        'place = "header:authorization"\nformat = "token {secret}"',
+        "binding.github.format",
+    ),
+    "set_cookie": (
+        'place = "header:authorization"',
+        'place = "header:authorization"\nresponse.set_cookie = "keep"',
+        "binding.github.response.set_cookie",
+    ),
+    "tools": ('"/opt/tools/bin"', '"/opt/tools2"', "role.dev.tools"),
+    "read": ('"~/.gitconfig"', '"~/.ssh/config"', "role.dev.read"),
+    "env": ('env = ["TERM"]', 'env = ["EDITOR"]', "role.dev.env"),
+}
+
+
+@pytest.mark.parametrize("name", WIDER)
+def test_what_reaches_above_is_named(name: str) -> None:
+    old, new, where = WIDER[name]
+    assert POLICY.count(old) == 1
+    assert above(POLICY.replace(old, new)) == set(where.split())
+
+
+def test_a_rule_wider_than_the_ceilings_is_named_for_endpoint_and_binding() -> None:
+    wide = POLICY.replace('"/repos/acme/app/issues/*"', '"/repos/**"')
+    assert above(wide) == {"endpoint.mine.allow", "binding.github.rules"}
+
+
+def test_a_secret_on_a_rule_that_the_ceiling_does_not_bind_is_named() -> None:
+    other = POLICY.replace('"/repos/acme/app/issues/*"', '"/public/x"')
+    assert above(other) == {"binding.github.rules"}
+
+
+def test_a_binding_of_another_name_is_named() -> None:
+    assert above(POLICY.replace("[binding.github]", "[binding.gh]").replace('["github"]', '["gh"]')) == {"binding.gh"}
+
+
+def test_overwrite_under_a_placeholder_is_named_and_the_reverse_fits() -> None:
+    placed = 'place = "header:authorization"\nmode = "placeholder"\nplaceholder = { env = "T", shape = "x{36}" }'
+    strict = CEILING.replace('place = "header:authorization"', placed)
+    plain = POLICY[: POLICY.index('mode = "placeholder"')] + POLICY[POLICY.index("[role.dev]") :]
+    assert above(plain, strict) == {"binding.github.mode"}
+    assert under(POLICY, strict).bindings == load(POLICY).bindings
+
+
+def test_a_role_is_measured_by_the_one_of_its_name_else_by_the_default() -> None:
+    reader = POLICY[: POLICY.index("[binding.github]")] + '[role.reader]\nendpoints = ["mine"]\n'
+    assert above(reader) == {"endpoint.mine"}  # the ceiling's reader reaches docs alone
+    renamed = POLICY.replace("[role.dev]", "[role.other]")
+    assert under(renamed).roles["other"].deadline == 4 * 3600
+    assert above(renamed, CEILING.replace('default_role = "dev"\n', "")) == {"role.other"}
+
+
+def test_writing_under_a_ceiling_that_reads_is_named() -> None:
+    assert above(POLICY, CEILING.replace('workdir = "write"\n', "")) == {"role.dev.workdir"}
+
+
+def test_a_pinned_endpoint_stays_pinned() -> None:
+    pinned = CEILING.replace('["10.20.0.0/16"]', '["10.20.0.0/16", "10.20.0.5"]')
+    assert above(POLICY, pinned) == {"endpoint.mine.address"}
+    assert under(POLICY.replace('["10.20.3.0/24"]', '["10.20.0.5"]'), pinned).endpoints["mine"].pins
+
+
+def test_all_comes_at_once() -> None:
+    wide = (
+        POLICY.replace('"~/.gitconfig"', '"~/.x"').replace('env = ["TERM"]', 'env = ["TZ"]').replace("/guide/**", "/**")
+    )
+    assert above(wide.replace('"a.docs.example.org"', '"evil.example.org"')) == {
+        "endpoint.site",
+        "role.dev.read",
+        "role.dev.env",
+    }
