@@ -5,6 +5,7 @@ Names are compared with "_" read as "-": CGI and WSGI servers see no difference 
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rules.request import Request
 
@@ -198,6 +199,7 @@ class Credential:
     name: str
 
 
+@lru_cache(maxsize=256)  # the few names that a run's clients send, asked for several times a request
 def fold_name(name: bytes) -> str:
     """A header's name as the tables spell it."""
     return name.decode("latin-1").lower().replace("_", "-")

@@ -3,7 +3,7 @@ transcript a decoy is inert, and refusing it would stop the agent that quotes.
 """
 
 from collections.abc import Collection, Mapping
-from urllib.parse import unquote, unquote_plus
+from urllib.parse import unquote
 
 from rules.credentials import fold_name
 from rules.inject import basic_text, decoy_in_place, header_of
@@ -18,7 +18,7 @@ _INERT = frozenset({"user-agent", "referer"})
 
 def misplaced(request: Request, bindings: Collection[Binding], decoys: Mapping[str, str]) -> bool:
     """Whether a decoy of the run stands in path, query or a header other than the place of its own binding."""
-    target = (request.target, unquote(request.target), unquote_plus(request.target))
+    target = (request.target, unquote(request.target))
     headers = _read(request)
     for decoy in {value for value in decoys.values() if value}:
         if any(decoy in reading for reading in target):
@@ -52,4 +52,4 @@ def _headers_with(headers: list[tuple[str, str]], decoy: str) -> set[str]:
 
 def _readings(value: bytes) -> tuple[str, ...]:
     text = value.decode("latin-1")
-    return text, unquote(text), basic_text(value)
+    return (text, unquote(text), basic_text(value)) if b"%" in value else (text, basic_text(value))

@@ -98,7 +98,7 @@ def decoy_in_place(request: Request, binding: Binding, decoy: str) -> bool:
 def basic_text(value: bytes) -> str:
     """What stands inside a Basic credential, read as leniently as any server might; "" for another scheme."""
     scheme, _, encoded = value.strip().partition(b" ")
-    if scheme.lower() != b"basic":
+    if len(scheme) != len(b"basic") or scheme.lower() != b"basic":
         return ""
     alphabet = encoded.translate(bytes.maketrans(b"-_", b"+/"), b" \t\r\n=")
     try:

@@ -5,7 +5,6 @@ A body on GET or HEAD is refused: servers that ignore it read it as the next req
 """
 
 import re
-from collections import Counter
 from dataclasses import dataclass
 from urllib.parse import unquote_plus
 
@@ -153,7 +152,6 @@ def _check_field(name: bytes, value: bytes) -> None:
 
 
 def _check_framing(wire: Wire) -> None:
-    count = Counter(name.lower() for name, _ in wire.headers)
     lengths, codings = _values(wire, b"content-length"), _values(wire, b"transfer-encoding")
     if len(lengths) > 1 or not all(_DIGITS.fullmatch(value) for value in lengths):
         raise _malformed("content-length is not one decimal number")
@@ -161,7 +159,7 @@ def _check_framing(wire: Wire) -> None:
         raise _malformed('transfer-encoding is not "chunked" alone')
     if _is_h2(wire):
         _check_h2(wire)
-    elif count[b"connection"] and not _connection_names(wire).isdisjoint(_FRAMING):
+    elif not _connection_names(wire).isdisjoint(_FRAMING):
         raise _malformed("connection names a header that frames the message")
 
 

@@ -58,7 +58,11 @@ GH = endpoint(
     allow_rule("search", "GET", "/search/*", query=frozenset({"q", "page"})),
     allow_rule("keys", "GET POST", "/user/*"),
     allow_rule("open", "GET POST DELETE", "/open/**"),
-    deny=(deny_rule("mint", "POST", "/user/keys"), deny_rule("secret", None, "/open/secret/**")),
+    deny=(
+        deny_rule("mint", "POST", "/user/keys"),
+        deny_rule("emails", "GET", "/user/emails"),
+        deny_rule("secret", None, "/open/secret/**"),
+    ),
 )
 NPM = endpoint(
     "npm", "npm.acme.example", allow_rule("read", "GET", "/*", encoded_slash=True), allow_rule("plain", "GET", "/a/*")
@@ -168,6 +172,7 @@ def test_what_a_rule_allows(asked: Request, rule: str, bindings: list[str]) -> N
         (request("POST", path="/user/keys"), R.DENY_RULE),
         (request("POST", path="/user/KEYS"), R.DENY_RULE),
         (request("POST", path="/user/keys.json"), R.DENY_RULE),
+        (request("HEAD", path="/user/emails"), R.DENY_RULE),
         (request(path="/open/secret"), R.DENY_RULE),
         (request("HEAD", path="/open/secret/x"), R.DENY_RULE),
         (request(path="/open/secret%2fx"), R.DENY_RULE),
@@ -218,6 +223,11 @@ class TestSharedHost:
     def test_a_secret_goes_to_the_endpoint_that_it_is_bound_to(self) -> None:
         verdict = allowed(self.ask("/both", binding("s", "second", "b"), endpoints=(self.first, self.second)))
         assert (verdict.rule, verdict.endpoint.name) == ("second.b", "second")
+
+    def test_a_rule_of_the_same_id_at_another_endpoint_is_another_rule(self) -> None:
+        twin = dataclasses.replace(self.second, name="twin", host=HostPattern.parse("twin.example.com"))
+        bound = binding("s", "twin", "b")
+        assert allowed(self.ask("/b", bound, endpoints=(self.second, twin))).bindings == ()
 
     def test_two_bindings_of_one_place_are_ambiguous(self) -> None:
         pair = (binding("s", "second", "b"), binding("t", "second", "b", place=PlaceKind.BASIC))
@@ -381,6 +391,14 @@ class TestConnect:
         match decide_connect(POLICY, "dev", host, port):
             case Tunnel(endpoint=target):
                 assert (target.name if target else None) == name
+            case Deny() as deny:
+                pytest.fail(str(deny))
+
+    def test_a_metadata_name_has_no_endpoint_even_under_a_wildcard(self) -> None:
+        wide = endpoint("wide", "**.google.internal", allow_rule("all", "GET", "/**"))
+        match decide_connect(policy_of(endpoints=(wide,)), "dev", b"metadata.google.internal", 443):
+            case Tunnel(endpoint=target):
+                assert target is None
             case Deny() as deny:
                 pytest.fail(str(deny))
 

@@ -98,6 +98,8 @@ IDENTITY = {
     "row 6: absolute-form inside TLS": replace(CONNECT, authority=b"evil.test", scheme=b"https"),
     "absolute-form inside TLS, same host": replace(CONNECT, authority=b"api.good.test", scheme=b"https"),
     "absolute-form to the direct port": replace(PLAIN, authority=b"evil.test", scheme=b"http"),
+    "absolute-form inside TLS to the proxy": replace(ABSOLUTE, tls=True, sni="api.good.test"),
+    "absolute-form without a host": replace(ABSOLUTE, authority=b""),
     "absolute-form of https through the proxy": replace(ABSOLUTE, scheme=b"https"),
     "row 9: another port in Host": with_hosts(CONNECT, b"api.good.test:8443"),
     "row 11: h2 :authority other": replace(H2, authority=b"evil.test"),
