@@ -15,7 +15,7 @@ from rules.policy import Policy
 from rules.request import Request, Via, Wire
 from rules.verdict import Allow, Deny, Verdict
 
-_URL = re.compile(r"(https?)://([^/?#]*)([^#]*)", re.IGNORECASE)
+_URL = re.compile(r"(https?)://([^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
 _PORT = re.compile(r":([0-9]{1,5})$")
 USAGE = 2
 
