@@ -143,7 +143,6 @@ CREDENTIAL_QUERY = frozenset(
 # Ours alone to set: an auditor joins the ledger with the target's records by them.
 CORRELATION_HEADERS = frozenset(
     {
-        "amz-sdk-invocation-id",
         "baggage",
         "correlation-id",
         "credgate-run",
@@ -159,7 +158,6 @@ CORRELATION_HEADERS = frozenset(
         "x-idempotency-key",
         "x-ms-client-request-id",
         "x-request-id",
-        "x-stainless-retry-count",
     }
 )
 

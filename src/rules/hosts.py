@@ -40,6 +40,7 @@ METADATA_NAMES = frozenset(
         "kubernetes.default.svc.cluster.local",
     )
 )
+_DEEPEST = max(len(labels) for labels in METADATA_NAMES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,7 @@ def labels_of(host: str) -> tuple[str, ...]:
 
 def is_metadata_name(labels: tuple[str, ...]) -> bool:
     """Whether a name in normal form is a cloud metadata name, or below one."""
-    return any(labels[start:] in METADATA_NAMES for start in range(len(labels)))
+    return any(labels[-depth:] in METADATA_NAMES for depth in range(1, _DEEPEST + 1))
 
 
 def normalize_host(raw: bytes) -> str | AddressLiteral:

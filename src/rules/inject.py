@@ -74,7 +74,8 @@ def rewrite(
         if not _is_dropped(fold_name(name), dropped, keep_credentials)
     ]
     if request.http_version.startswith("HTTP/2"):
-        kept = [(name, value) for name, value in kept if name.lower() != b"host"]
+        # gRPC asks for trailers by te, which RFC 9113 8.2.2 lets pass; the host is in :authority
+        kept = [field for field in kept if field[0] != b"host"] + [f for f in request.headers if f[0] == b"te"]
     return (*kept, *written)
 
 

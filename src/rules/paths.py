@@ -18,6 +18,8 @@ from rules.problems import PathError
 
 __all__ = ["Ambiguity", "Path", "PathError", "PathPattern", "normal_form", "readings_of"]
 
+# Matching costs segments times parts of patterns; 8 KiB of "/a" would be 4096 of them for every rule and reading.
+MAX_SEGMENTS = 256
 # pchar of RFC 3986 without ";", and four characters that browsers and Node send bare
 _PLAIN = re.compile(rb"(?:[A-Za-z0-9\-._~!$&'()*+,=:@/\[\]|^]|%[0-9A-Fa-f]{2})*")
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
@@ -85,6 +87,8 @@ def normal_form(raw: bytes) -> Path | Ambiguity:
         return Ambiguity(why="a path starts with a slash")
     if not _PLAIN.fullmatch(raw):
         return Ambiguity(why="a character or an escape that does not belong into a path")
+    if raw.count(b"/") > MAX_SEGMENTS:
+        return Ambiguity(why=f"more than {MAX_SEGMENTS} segments")
     text = raw.decode("ascii")
     why = _why_not(text)
     return Ambiguity(why=why) if why else Path(text=text, encoded_slash="%2f" in text.lower())
@@ -134,7 +138,7 @@ def readings_of(path: str) -> frozenset[str]:
     if "%" in path:
         decoded = unquote(path).lower()
         readings |= {decoded, re.split(r"[?#]", decoded, maxsplit=1)[0]}
-        readings |= {re.sub(r"\s*/\s*", "/", reading).rstrip() for reading in readings}
+        readings |= {"/".join(segment.strip() for segment in reading.split("/")) for reading in readings}
     readings |= {reading.rstrip("/") or "/" for reading in readings}
     return frozenset(readings | {_FORMAT.sub("", reading) for reading in readings})
 

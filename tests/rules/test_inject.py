@@ -169,8 +169,11 @@ def test_the_host_is_sent_in_normal_form() -> None:
     assert authority(request(port=443, scheme="http")) == b"api.github.com:443"
 
 
-def test_http2_has_no_host_header() -> None:
-    assert b"host" not in sent(request(http_version="HTTP/2.0"), allow())
+def test_http2_has_no_host_header_and_keeps_te_for_grpc() -> None:
+    te = (b"te", b"trailers")
+    h2 = dataclasses.replace(request(http_version="HTTP/2.0"), headers=((b"host", b"api.github.com"), te))
+    assert rewrite(h2, allow(), {}, {}) == (te,)
+    assert b"te" not in sent(request(te), allow())
 
 
 @pytest.mark.parametrize(

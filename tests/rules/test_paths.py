@@ -2,7 +2,7 @@
 
 import pytest
 
-from rules.paths import Ambiguity, Path, PathError, PathPattern, normal_form, readings_of
+from rules.paths import MAX_SEGMENTS, Ambiguity, Path, PathError, PathPattern, normal_form, readings_of
 
 AMBIGUOUS = {
     "dot segment": b"/ok/../admin",
@@ -171,4 +171,13 @@ def test_a_pattern_out_of_normal_form_is_refused(text: str, word: str) -> None:
 
 def test_many_double_wildcards_stay_cheap() -> None:
     pattern = PathPattern.parse("/**/a" * 50)
-    assert not pattern.matches("/a" * 2000 + "/b")
+    assert not pattern.matches("/a" * 255 + "/b")
+
+
+def test_the_number_of_segments_is_bounded() -> None:
+    assert isinstance(normal_form(b"/a" * MAX_SEGMENTS), Path)
+    assert isinstance(normal_form(b"/a" * (MAX_SEGMENTS + 1)), Ambiguity)
+
+
+def test_readings_of_blanks_stay_cheap() -> None:
+    assert len(readings_of("/" + "%20" * 2700)) < 12
