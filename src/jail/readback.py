@@ -297,7 +297,7 @@ def read_facts(pid: int) -> Facts:
 
 def own_namespaces() -> Mapping[str, int]:
     """Inodes of the namespaces of this process, for Expected.foreign. Raises OSError."""
-    return {name: _inode(os.readlink(f"/proc/self/ns/{name}")) for name in NAMESPACES}  # noqa: PTH115 - a name only
+    return {name: _inode(os.readlink(f"/proc/self/ns/{name}")) for name in NAMESPACES}
 
 
 def _facts(pid: int, at: int) -> Facts:
