@@ -27,6 +27,7 @@ __all__ = [
 # RFC 9110 7.6.1, and what older clients send to proxies. Framing is the gateway's own to write.
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "te", "upgrade", "http2-settings"})
 _FRAMING = frozenset({"content-length", "transfer-encoding"})
+_BASIC = re.compile(rb"\s*basic\s+(.*)", re.IGNORECASE | re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _DEFAULT_PORT = {"https": 443, "http": 80}
 
@@ -98,10 +99,10 @@ def decoy_in_place(request: Request, binding: Binding, decoy: str) -> bool:
 
 def basic_text(value: bytes) -> str:
     """What stands inside a Basic credential, read as leniently as any server might; "" for another scheme."""
-    scheme, _, encoded = value.strip().partition(b" ")
-    if len(scheme) != len(b"basic") or scheme.lower() != b"basic":
+    found = _BASIC.match(value)
+    if found is None:
         return ""
-    alphabet = encoded.translate(bytes.maketrans(b"-_", b"+/"), b" \t\r\n=")
+    alphabet = found[1].translate(bytes.maketrans(b"-_", b"+/"), b" \t\r\n=")
     try:
         return base64.b64decode(alphabet + b"=" * (-len(alphabet) % 4)).decode("latin-1")
     except binascii.Error:

@@ -214,6 +214,8 @@ def test_placements_name_the_place_and_the_secret() -> None:
         (b"Basic YTpi", "a:b"),
         (b"basic  YTpi ", "a:b"),
         (b"BASIC YTpiYw", "a:bc"),
+        (b"Basic\tYTpi", "a:b"),
+        (b"Basically YTpi", ""),
         (b"Basic YTpiYw==", "a:bc"),
         (b"Basic _v86Yg", "\xfe\xff:b"),
         (b"Bearer YTpi", ""),
