@@ -57,7 +57,7 @@ def backend_named(name: str, places: Places, env: Mapping[str, str]) -> Backend:
     raise SecretUnavailable(
         "keyring_missing",
         f"keyring backend {name}, which keeps the secret, can't be reached from here",
-        "log in to the desktop it belongs to (it needs DBUS_SESSION_BUS_ADDRESS), or set the secret anew",
+        "from a session of that desktop: credgate gateway stop, and start the run again; or set the secret anew",
     )
 
 

@@ -183,8 +183,10 @@ def open_private(path: Path, flags: int) -> int:
 def read_private(path: Path, limit: int) -> bytes:
     """Read a state file of at most `limit` bytes. Raise PlaceError, or FileNotFoundError where it isn't there."""
     with os.fdopen(open_private(path, os.O_RDONLY), "rb") as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
+        # read(limit) would ask for that much memory each time
+        size = os.fstat(file.fileno()).st_size
+        data = file.read() if size <= limit else b""
+    if max(size, len(data)) > limit:
         raise PlaceError("file_too_large", f"{path}: more than {limit} bytes", "see who wrote it; then move it away")
     return data
 

@@ -1,4 +1,4 @@
-"""Where a secret's value comes from: a keyring, the caller's environment, or a file. Nothing is cached."""
+"""Where a secret's value comes from: a keyring, the caller's environment, or a file. No value is cached."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
 
-from credgate.backends import Backend, backend_named, choose_backend
+from credgate.backends import Backend, BackendKind, backend_named, choose_backend
 from credgate.errors import CredgateError
 from credgate.paths import Places
 from credgate.secretindex import SERVICE, Entry, check_name, locked_index, read_index, write_index
@@ -29,19 +29,38 @@ class Vault:
         self._environ = environ
         self._timeout = timeout
         self._hanging = 0
+        # by name, "" for the best one: a desktop backend asks D-Bus each time when it is asked how good it is
+        self._backends: dict[str, Backend] = {}
 
     async def fetch(self, rule: SecretRule, env: Mapping[str, str]) -> Secret:
         """Return the secret of `rule`; `env` is the environment of the run's caller.
 
         Raises SecretUnavailable: not set, locked, timed out, file open to others, or a value that can't be injected.
         """
-        return await self._in_thread(rule.name, lambda: self.read(rule, env))
+        secret, error = _outcome(rule.name, lambda: self._at_once(rule, env))
+        if error is not None:
+            raise error
+        return secret or await self._in_thread(rule.name, lambda: self.read(rule, env))
+
+    def _at_once(self, rule: SecretRule, env: Mapping[str, str]) -> Secret | None:
+        """The secret where nothing can hang: the environment, and our own file, which lies where the ledger does.
+
+        A thread costs more than the look-up itself. None: it takes one.
+        """
+        if rule.kind is SourceKind.ENV:
+            return self.read(rule, env)
+        if rule.kind is SourceKind.KEYRING:
+            service, name = _keyring_ref(rule)
+            backend = self._backends.get(self._wanted(service, name))
+            if backend is not None and backend.kind is BackendKind.SEALED:
+                return Secret(rule.name, _value_at(rule, backend))
+        return None
 
     def read(self, rule: SecretRule, env: Mapping[str, str]) -> Secret:
         """As fetch, blocking and without a time-out: for commands."""
         match rule.kind:
             case SourceKind.KEYRING:
-                value = self._from_keyring(rule)
+                value = _value_at(rule, self._backend_of(*_keyring_ref(rule)))
             case SourceKind.ENV:
                 value = _from_env(rule, env)
             case SourceKind.FILE:
@@ -50,27 +69,21 @@ class Vault:
                 assert_never(rule.kind)
         return Secret(rule.name, value)
 
-    def _from_keyring(self, rule: SecretRule) -> str:
-        service, _, name = rule.ref.partition("/")
-        if not service or not name:
-            raise SecretUnavailable(
-                "source_invalid",
-                f"secret {rule.name!r}: source is keyring:{rule.ref}, expected keyring:SERVICE/NAME",
-                "mend the policy",
-            )
-        value = _ask(self._backend_of(service, name), service, name)
-        if value is None:
-            hint = f"credgate secret set {name}" if service == SERVICE else f"keyring set {service} {name}"
-            raise SecretUnavailable("secret_not_set", f"secret {rule.name!r}: nothing at keyring:{rule.ref}", hint)
-        return value
-
-    def _backend_of(self, service: str, name: str) -> Backend:
-        """The one that `secret set` stored it in: another one may have become the best since."""
+    def _wanted(self, service: str, name: str) -> str:
+        """The backend that `secret set` used, as another one may have become the best since; "" for the best."""
         index = read_index(self._places) if service == SERVICE else None
         entry = index.entries.get(name) if index is not None else None
-        if entry is not None:
-            return backend_named(entry.backend, self._places, self._environ)
-        return choose_backend(self._places, self._environ)
+        return entry.backend if entry is not None else ""
+
+    def _backend_of(self, service: str, name: str) -> Backend:
+        wanted = self._wanted(service, name)
+        if wanted not in self._backends:
+            self._backends[wanted] = (
+                backend_named(wanted, self._places, self._environ)
+                if wanted
+                else choose_backend(self._places, self._environ)
+            )
+        return self._backends[wanted]
 
     async def _in_thread(self, name: str, work: Callable[[], Secret]) -> Secret:
         """Run `work` in a daemon thread: one that hangs must keep neither the loop nor the process's end waiting."""
@@ -103,8 +116,8 @@ class Vault:
             raise SecretUnavailable("keyring_timeout", detail, "unlock the keyring, then try again") from error
 
 
-def _outcome(name: str, work: Callable[[], Secret]) -> tuple[Secret | None, CredgateError | None]:
-    """The outermost frame of a look-up's thread: whatever a backend raises ends as "unavailable"."""
+def _outcome(name: str, work: Callable[[], Secret | None]) -> tuple[Secret | None, CredgateError | None]:
+    """The outermost frame of a look-up and of its thread: whatever a backend raises ends as "unavailable"."""
     try:
         return work(), None
     except SecretUnavailable as error:
@@ -115,6 +128,23 @@ def _outcome(name: str, work: Callable[[], Secret]) -> tuple[Secret | None, Cred
         return None, SecretUnavailable(
             "secret_unavailable", f"secret {name!r}: look-up failed with {type(error).__name__}", "credgate doctor"
         )
+
+
+def _keyring_ref(rule: SecretRule) -> tuple[str, str]:
+    service, _, name = rule.ref.partition("/")
+    if not service or not name:
+        detail = f"secret {rule.name!r}: source is keyring:{rule.ref}, expected keyring:SERVICE/NAME"
+        raise SecretUnavailable("source_invalid", detail, "mend the policy")
+    return service, name
+
+
+def _value_at(rule: SecretRule, backend: Backend) -> str:
+    service, name = _keyring_ref(rule)
+    value = _ask(backend, service, name)
+    if value is None:
+        hint = f"credgate secret set {name}" if service == SERVICE else f"keyring set {service} {name}"
+        raise SecretUnavailable("secret_not_set", f"secret {rule.name!r}: nothing at keyring:{rule.ref}", hint)
+    return value
 
 
 def _ask(backend: Backend, service: str, name: str) -> str | None:

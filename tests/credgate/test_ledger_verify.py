@@ -1,6 +1,8 @@
 """Whatever is done to a ledger afterwards, verify says so and says where; and what it can't see is pinned down too."""
 
 import os
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -173,3 +175,21 @@ def test_a_live_ledger_can_be_verified_while_it_is_written(directory: Path):
             ledger.append("deny", path="/" + "p" * 1000)
             report = verify(directory)
             assert (report.status, report.records) == (Status.SOUND, ledger.seq)
+
+
+def test_the_chain_can_be_checked_by_hand(directory: Path):
+    """The commands of docs/ledger.md, which share no code with us."""
+    text = Path(__file__).parents[2].joinpath("docs/ledger.md").read_text()
+    block = re.search(r"```sh\n(sed .*?)```", text, re.DOTALL)
+    assert block is not None
+    for number in range(2, 5):
+        done = subprocess.run(
+            ["sh", "-euc", block[1]],
+            cwd=directory,
+            env={"N": str(number), "PATH": os.environ["PATH"]},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        digest, prev = done.stdout.splitlines()
+        assert prev == f'"prev":"{digest.split()[0]}"'

@@ -294,3 +294,26 @@ def test_a_file_with_the_longest_value(places: Places, file: Path):
 
 def test_kind_of_the_sealed_backend(places: Places):
     assert choose_backend(places, {}).kind is BackendKind.SEALED
+
+
+def test_our_own_file_and_the_environment_are_read_without_a_thread(places: Places, monkeypatch: pytest.MonkeyPatch):
+    def none(*_: object, **__: object) -> None:
+        raise AssertionError("a thread was started")
+
+    store(places, {}, "github", VALUE, AT)
+    vault = Vault(places, {})
+    assert fetch(vault, KEYRING) == VALUE  # the first one chooses the backend, which may take long
+    monkeypatch.setattr(threading, "Thread", none)
+    assert fetch(vault, KEYRING) == VALUE
+    assert fetch(vault, rule(SourceKind.ENV, "T"), {"T": VALUE}) == VALUE
+    forget(places, {}, "github")
+    assert refused(vault, KEYRING).code == "secret_not_set"
+
+
+def test_a_desktop_keyring_is_always_asked_in_a_thread(places: Places, desktop: Desktop):
+    asked_by: list[str] = []
+    desktop.before = lambda: asked_by.append(threading.current_thread().name)
+    desktop.held["credgate", "github"] = VALUE
+    vault = Vault(places, {})
+    assert [fetch(vault, KEYRING) for _ in range(2)] == [VALUE] * 2
+    assert asked_by == ["vault", "vault"]
