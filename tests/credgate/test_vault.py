@@ -303,9 +303,10 @@ def test_our_own_file_and_the_environment_are_read_without_a_thread(places: Plac
     store(places, {}, "github", VALUE, AT)
     vault = Vault(places, {})
     assert fetch(vault, KEYRING) == VALUE  # the first one chooses the backend, which may take long
-    monkeypatch.setattr(threading, "Thread", none)
-    assert fetch(vault, KEYRING) == VALUE
-    assert fetch(vault, rule(SourceKind.ENV, "T"), {"T": VALUE}) == VALUE
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Thread", none)
+        assert fetch(vault, KEYRING) == VALUE
+        assert fetch(vault, rule(SourceKind.ENV, "T"), {"T": VALUE}) == VALUE
     forget(places, {}, "github")
     assert refused(vault, KEYRING).code == "secret_not_set"
 
