@@ -66,5 +66,4 @@ FEATURES: dict[str, Callable[[], str]] = {
     "nginx": _program("nginx"),
     "node": _program("node"),
     "npm": _program("npm", "node"),
-    "tmux": _program("tmux"),
 }

@@ -124,6 +124,8 @@ def test_the_sources_keep_the_import_contract(tree: Path) -> None:
         ("jail/__init__.py", "import resolver", "credgate -> jail | resolver -> rules"),
         ("resolver/__init__.py", "import credgate", "credgate -> jail | resolver -> rules"),
         ("jail/__init__.py", "import keyring", "only the daemon's side"),
+        ("jail/pid1.py", "import pyroute2", "standard library only"),
+        ("credgate/commands/run.py", "import asyncio", "standard library only"),
     ],
 )
 def test_a_forbidden_import_breaks_the_contract(tree: Path, module: str, line: str, broken: str) -> None:
@@ -132,3 +134,27 @@ def test_a_forbidden_import_breaks_the_contract(tree: Path, module: str, line: s
     done = lint_imports(tree)
     assert done.returncode == 1, done.stderr
     assert any(broken in row and "BROKEN" in row for row in done.stdout.splitlines()), done.stdout
+
+
+OUTSIDE = """
+import importlib, sys
+importlib.import_module(sys.argv[1])
+tops = {name.partition(".")[0] for name in sys.modules}
+print(" ".join(sorted(tops - sys.stdlib_module_names - {"credgate", "jail", "resolver", "rules", "__main__"})))
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["credgate.commands.run", "jail.launcher", "jail.pid1", "jail.relay", "jail.workload"]
+)
+def test_the_launcher_and_the_jail_load_nothing_but_the_standard_library(module: str) -> None:
+    argv = [sys.executable, "-I", "-c", OUTSIDE, module]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    # What a .pth file of the venv imports is there before any code of ours.
+    base = subprocess.run([*argv[:-1], "sys"], capture_output=True, text=True, check=True)
+    assert done.stdout == base.stdout
+
+
+def test_that_comparison_sees_a_package() -> None:
+    argv = [sys.executable, "-I", "-c", OUTSIDE, "pytest"]
+    assert "pytest" in subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()

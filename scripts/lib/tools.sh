@@ -3,7 +3,7 @@
 
 # program:Debian package
 TEST_PROGRAMS=(
-    curl:curl git:git node:nodejs npm:npm nginx:nginx-light fcgiwrap:fcgiwrap openssl:openssl tmux:tmux setpriv:util-linux
+    curl:curl git:git node:nodejs npm:npm nginx:nginx-light fcgiwrap:fcgiwrap nft:nftables openssl:openssl setpriv:util-linux
 )
 
 missing_test_packages() {
