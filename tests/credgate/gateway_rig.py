@@ -19,10 +19,9 @@ from credgate.runs import Listener, Run
 from credgate.secretvalue import Secret, SecretUnavailable
 from rules.load import load_policy
 from rules.policy import Address, SecretRule
-from tests.targets.pki import Authority as TestCa
-from tests.targets.pki import KeyPair
+from tests.targets.pki import Authority as TargetCa
 
-SECRET = "ghp_realSecretValue0123456789abcdefghij"  # noqa: S105
+SECRET = "ghp_realSecretValue0123456789abcdefghij"
 DECOY = "ghp_decoyDecoyDecoyDecoyDecoyDecoyDecoy1"
 FAST = Timeouts(connect=1.0, tls=1.0, first_byte=1.0, resolve=1.0, idle=30.0)
 
@@ -127,6 +126,7 @@ class Rig:
     vault: FakeVault
     names: dict[str, tuple[Address, ...]]
     extra: dict[str, Any] = field(default_factory=dict)
+    clients: list["Client"] = field(default_factory=list)
 
     def records(self, *events: str) -> list[dict[str, Any]]:
         lines = [line for f in sorted(self.ledger_dir.glob("*.jsonl")) for line in f.read_text().splitlines()]
@@ -161,13 +161,15 @@ class Rig:
 
     async def tls(self, sni: str = "api.good.test", alpn: tuple[str, ...] = ("http/1.1",)) -> "Client":
         """TLS straight to the gateway's port."""
-        reader, writer = await asyncio.open_connection(
-            "127.0.0.1", self.direct, ssl=self.trust(alpn), server_hostname=sni
-        )
-        return Client(reader, writer)
+        streams = await asyncio.open_connection("127.0.0.1", self.direct, ssl=self.trust(alpn), server_hostname=sni)
+        return self._kept(Client(*streams))
 
     async def dial(self, port: int) -> "Client":
-        return Client(*await asyncio.open_connection("127.0.0.1", port))
+        return self._kept(Client(*await asyncio.open_connection("127.0.0.1", port)))
+
+    def _kept(self, client: "Client") -> "Client":
+        self.clients.append(client)
+        return client
 
     async def curl(self, *args: str) -> tuple[int, str]:
         process = await asyncio.create_subprocess_exec(
@@ -325,11 +327,22 @@ endpoints = ["plain", "looked-up"]
 """
 
 
-def server_tls(pair: KeyPair, alpn: tuple[str, ...] = ("http/1.1",)) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(pair.certificate, pair.key)
-    context.set_alpn_protocols(list(alpn))
-    return context
+def server_tls(ca: TargetCa, *hosts: str, alpn: tuple[str, ...] = ("http/1.1",)) -> ssl.SSLContext:
+    """A context that shows the leaf of the name asked for, the first one's for any other."""
+    contexts = {}
+    for host in hosts:
+        pair = ca.issue(host)
+        context = contexts[host] = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(pair.certificate, pair.key)
+        context.set_alpn_protocols(list(alpn))
+
+    def choose(connection: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> None:
+        if name in contexts:
+            connection.context = contexts[name]
+
+    first = contexts[hosts[0]]
+    first.sni_callback = choose
+    return first
 
 
 def listening() -> socket.socket:
@@ -350,14 +363,14 @@ async def rig(
     *,
     timeouts: Timeouts = FAST,
     policy: str = POLICY,
-    good_host: str = "api.good.test",
+    good_hosts: tuple[str, ...] = ("api.good.test", "up.good.test"),
     h2_port: int = 0,
-    test_ca: TestCa | None = None,
+    test_ca: TargetCa | None = None,
 ) -> AsyncIterator[Rig]:
-    """Everything up; `good_host` is the name in the good target's certificate."""
-    ca = test_ca or TestCa(tmp, "targets")
-    good = Target(server_tls(_several(ca, good_host)))
-    evil, plain = Target(server_tls(ca.issue("evil.test"))), Target(None)
+    """Everything up; `good_hosts` are the names that the good target has a certificate for."""
+    ca = test_ca or TargetCa(tmp, "targets")
+    good = Target(server_tls(ca, *good_hosts))
+    evil, plain = Target(server_tls(ca, "evil.test")), Target(None)
     sockets = {name: listening() for name in ("proxy", "direct", "cleartext")}
     ports = {name: sock.getsockname()[1] for name, sock in sockets.items()}
     async with good, evil, plain:
@@ -395,24 +408,24 @@ async def rig(
         await gateway.serve(
             run, [Listener(sock=s, port=ports[name], proxy=name == "proxy") for name, s in sockets.items()]
         )
+        made = Rig(
+            gateway=gateway,
+            run=run,
+            good=good,
+            evil=evil,
+            plain=plain,
+            ca=tmp / "ours.pem",
+            ledger_dir=tmp / "ledger",
+            vault=vault,
+            names=names,
+            extra={"ledger": ledger, "ca": ca, "authority": authority},
+            **ports,
+        )
         try:
-            yield Rig(
-                gateway=gateway,
-                run=run,
-                good=good,
-                evil=evil,
-                plain=plain,
-                ca=tmp / "ours.pem",
-                ledger_dir=tmp / "ledger",
-                vault=vault,
-                names=names,
-                extra={"ledger": ledger, "ca": ca, "authority": authority},
-                **ports,
-            )
+            yield made
         finally:
+            for client in made.clients:
+                client.close()
             await gateway.stop()
             ledger.close()
-
-
-def _several(ca: TestCa, host: str) -> KeyPair:
-    return ca.issue(host)
+            await asyncio.sleep(0)  # lets aborted transports be closed before the loop is

@@ -5,10 +5,12 @@
 
 import asyncio
 import logging
+import socket
+import struct
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 logger = logging.getLogger(__name__)
+
+_NO_LINGER = struct.pack("ii", 1, 0)  # socket(7): close then discards what is queued and sends RST
 
 
 class Gate:
@@ -71,14 +75,20 @@ class GatedReader:
     would have them all in our memory.
     """
 
-    def __init__(self, reader: asyncio.StreamReader, gate: Gate) -> None:
+    def __init__(self, reader: asyncio.StreamReader, gate: Gate, broken: Callable[[], None]) -> None:
+        """`broken` is called when reading fails, which mitmproxy takes for the end of a body without length."""
         self._reader = reader
         self._gate = gate
+        self._broken = broken
 
     async def read(self, n: int) -> bytes:
         """As StreamReader.read."""
         await self._gate.wait()
-        return await self._reader.read(n)
+        try:
+            return await self._reader.read(n)
+        except OSError:
+            self._broken()
+            raise
 
 
 class GateHandler(LiveConnectionHandler):
@@ -93,8 +103,11 @@ class GateHandler(LiveConnectionHandler):
         self._hooks = hooks
         self._client_gate, self._server_gate = Gate(), Gate()
         self._progress: asyncio.TimerHandle | None = None
+        self._broken: set[str] = set()
         self._connecting: dict[Connection, asyncio.TimerHandle | None] = {}
-        super().__init__(cast("asyncio.StreamReader", GatedReader(reader, self._client_gate)), writer, options, mode)
+        super().__init__(
+            cast("asyncio.StreamReader", GatedReader(reader, self._client_gate, lambda: None)), writer, options, mode
+        )
 
     # -- hooks ------------------------------------------------------------------------------------------------------
 
@@ -106,7 +119,7 @@ class GateHandler(LiveConnectionHandler):
         if name in QUIET:
             return
         if name not in HOOKS:
-            self._end(Reason.NOT_HTTP, f"hook {name}")
+            self.end(Reason.NOT_HTTP, f"hook {name}")
             return
         (data,) = hook.args()
         with self._held(), self.timeout_watchdog.disarm():
@@ -130,7 +143,7 @@ class GateHandler(LiveConnectionHandler):
         detail = f"hook {name}: {type(error).__name__}"
         logger.error("gateway: %s at %s", detail, _where(error))
         if name != "requestheaders" or not isinstance(data, HTTPFlow):
-            self._end(Reason.INTERNAL, detail)
+            self.end(Reason.INTERNAL, detail)
             return
         exchange = exchange_of(data)
         exchange.refusal = exchange.refusal or Refusal(deny=deny(Reason.INTERNAL))
@@ -144,7 +157,7 @@ class GateHandler(LiveConnectionHandler):
         except LedgerError:
             exchange.refusal = Refusal(deny=deny(Reason.LEDGER_UNAVAILABLE))
 
-    def _end(self, reason: Reason, detail: str) -> None:
+    def end(self, reason: Reason, detail: str) -> None:
         """Kill, and say so in the ledger: for each exchange on its way, else for the connection."""
         if self.dead:
             return
@@ -168,9 +181,10 @@ class GateHandler(LiveConnectionHandler):
         for timer in self._connecting.values():
             if timer is not None:
                 timer.cancel()
-        for transport in tuple(self.transports.values()):
+        for connection, transport in tuple(self.transports.items()):
+            connection.state = ConnectionState.CLOSED  # half closed, mitmproxy would keep it until it is cancelled
             if isinstance(transport.writer, asyncio.StreamWriter):
-                transport.writer.transport.abort()
+                _reset(transport.writer)
             if transport.handler is not None:
                 transport.handler.cancel("killed")
 
@@ -213,6 +227,10 @@ class GateHandler(LiveConnectionHandler):
             timer.cancel()
         self._client_gate.release()
         return False
+
+    def is_broken(self, connection: Connection) -> bool:
+        """Whether a connection was reset, rather than closed."""
+        return connection.id in self._broken
 
     def drop(self, connection: Connection) -> None:
         """Close an upstream connection; its exchange learns of it as of any other end."""
@@ -267,7 +285,9 @@ class GateHandler(LiveConnectionHandler):
         server.sockname = writer.get_extra_info("sockname")
         self.transports[server] = ConnectionIO(
             handler=asyncio.current_task(),
-            reader=cast("asyncio.StreamReader", GatedReader(reader, self._server_gate)),
+            reader=cast(
+                "asyncio.StreamReader", GatedReader(reader, self._server_gate, lambda: self._broken.add(server.id))
+            ),
             writer=writer,
         )
         if server.tls:
@@ -291,7 +311,15 @@ class GateHandler(LiveConnectionHandler):
         error = _raised(exc_info)
         where = _where(error) if error is not None else "?"
         logger.error("gateway: layer failed: %s at %s", type(error).__name__, where)
-        self._end(Reason.INTERNAL, f"layer: {type(error).__name__}")
+        self.end(Reason.INTERNAL, f"layer: {type(error).__name__}")
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """End a connection by RST: a FIN would be the proper end of a body without length."""
+    sock = writer.get_extra_info("socket")
+    if sock is not None and sock.fileno() >= 0:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    writer.transport.abort()
 
 
 def _raised(exc_info: object) -> BaseException | None:

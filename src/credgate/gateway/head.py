@@ -85,6 +85,8 @@ def parse_request_head(head: bytes) -> RequestHead:
     if not match:
         raise HeadError("not a request line", http=False)
     method, target, version = match.groups()
+    if method == b"PRI":  # RFC 9113 3.4: HTTP/2 by prior knowledge, which ALPN did not agree on
+        raise HeadError("HTTP/2 without ALPN", http=False)
     scheme = authority = b""
     if method != b"CONNECT" and (absolute := _ABSOLUTE.fullmatch(target)):
         scheme, authority, rest = absolute.groups()

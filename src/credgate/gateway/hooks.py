@@ -227,7 +227,8 @@ class Hooks:
     async def tls_failed_server(self, handler: "GateHandler", data: TlsData) -> None:
         """No handshake: those who wait learn why, and the next request may try again."""
         late = handler.connecting_done(data.conn)
-        reason = Reason.UPSTREAM_TIMEOUT if late else Reason.UPSTREAM_TLS
+        closed = Reason.UPSTREAM_RESET if data.conn.error == "connection closed" else Reason.UPSTREAM_TLS
+        reason = Reason.UPSTREAM_TIMEOUT if late else closed
         handler.state.blame(data.conn.address if isinstance(data.conn, Server) else None, reason)
         data.conn.error = None  # mitmproxy would refuse every later request with it
 
@@ -249,16 +250,21 @@ class Hooks:
         exchange.refusal = None
 
     async def response(self, handler: "GateHandler", flow: HTTPFlow) -> None:
-        """The answer is whole."""
+        """The answer is whole, unless its connection was reset before: then it had no length to tell by."""
+        if handler.is_broken(flow.server_conn):
+            handler.end(Reason.UPSTREAM_RESET, "the host reset a response without length")
+            return
         self._end(handler.state, exchange_of(flow))
 
     async def error(self, handler: "GateHandler", flow: HTTPFlow) -> None:
         """An exchange broke: record how, and have the refusal ready that is spoken if nothing was yet."""
         exchange = exchange_of(flow)
-        reason = None if exchange.client_gone else exchange.failure or Reason.UPSTREAM_INVALID
-        exchange.refusal = exchange.refusal or Refusal(deny=deny(reason or Reason.INTERNAL))
-        detail = "client closed the connection" if exchange.client_gone else ""
-        self._end(handler.state, exchange, reason=reason, detail=detail)
+        if exchange.client_gone:  # nobody is left to be told
+            self._end(handler.state, exchange, detail="client closed the connection")
+            return
+        reason = exchange.failure or Reason.UPSTREAM_INVALID
+        exchange.refusal = exchange.refusal or Refusal(deny=deny(reason))
+        self._end(handler.state, exchange, reason=reason)
 
     def _deny(self, handler: "GateHandler", flow: HTTPFlow, verdict: Deny) -> None:
         exchange, state = exchange_of(flow), handler.state

@@ -46,7 +46,22 @@ class BadHeadHook(commands.StartHook):  # type: ignore[no-untyped-call]
     data: BadHead
 
 
-class GateHttp1Server(mitm.Http1Server):
+class _DropsTrailers(mitm.Http1Connection):
+    """Takes a chunked body with trailers as one without (RFC 9110 6.5.1); mitmproxy's own raises and hangs there."""
+
+    def read_body(self, event: events.Event) -> Commands:
+        """Read what there is of a body."""
+        try:
+            yield from super().read_body(event)
+        except NotImplementedError:
+            if self.stream_id is None:
+                raise
+            yield ReceiveHttp(self.ReceiveEndOfMessage(self.stream_id))
+            is_request = isinstance(self, mitm.Http1Server)
+            yield from self.mark_done(request=is_request, response=not is_request)
+
+
+class GateHttp1Server(_DropsTrailers, mitm.Http1Server):
     """The side that faces the jail."""
 
     def __init__(self, context: Context) -> None:
@@ -54,25 +69,29 @@ class GateHttp1Server(mitm.Http1Server):
         self._seen = 0
         self._waiting: commands.RequestWakeup | None = None
         self._linger: commands.RequestWakeup | None = None
+        self._last = False  # the client wants no answer after this one
+        self._over = False  # the connection was closed from our side: what still comes is not read
 
     def _handle_event(self, event: events.Event) -> Commands:
+        if self._over:
+            return
         if isinstance(event, events.Wakeup):
             if event.command in (self._waiting, self._linger):
-                yield commands.CloseConnection(self.conn)
-                self.state = self.done
+                yield from self._close()
             return
         yield from super()._handle_event(event)
         # What is left here is an unfinished head, a chunk's size line, or requests sent ahead: none may grow for ever.
         if len(self.buf) > _MAX_IDLE_BUFFER and self.state not in (self.passthrough, self.done):
-            yield commands.CloseConnection(self.conn)
-            yield from self._abort("too many bytes ahead")
+            pending = self.request is not None
+            yield from self._close()
+            if pending:
+                error = RequestProtocolError(self.stream_id, "too many bytes ahead", ErrorCode.GENERIC_CLIENT_ERROR)
+                yield ReceiveHttp(error)
 
-    def _abort(self, detail: str) -> Commands:
-        self.state = self.done
+    def _close(self) -> Commands:
+        self._over, self.state = True, self.done
         self.buf = type(self.buf)()
-        if self.request is not None:
-            error = RequestProtocolError(self.stream_id, detail, ErrorCode.GENERIC_CLIENT_ERROR)
-            yield ReceiveHttp(error)
+        yield commands.CloseConnection(self.conn)
 
     def read_headers(self, event: events.ConnectionEvent) -> Commands:
         """Read one request head."""
@@ -96,11 +115,18 @@ class GateHttp1Server(mitm.Http1Server):
             return
         self.buf.maybe_extract_at_most(len(head) + 4)
         self._seen, self._waiting = 0, None
+        self._last = _asks_to_close(request)  # now: the rewrite takes the header out
         self.request = request
         yield ReceiveHttp(RequestHeaders(self.stream_id, request, size == 0))
         self.body_reader = mitm.make_body_reader(size)
         self.state = self.read_body
         yield from self.state(event)
+
+    def mark_done(self, *, request: bool = False, response: bool = False) -> Commands:
+        """End the connection where the client asked for that."""
+        yield from super().mark_done(request=request, response=response)
+        if self._last and self.state == self.read_headers:
+            yield from self._close()
 
     def _wait(self) -> Commands:
         if self._waiting is None and self._seen:
@@ -108,19 +134,18 @@ class GateHttp1Server(mitm.Http1Server):
             yield self._waiting
 
     def _bad(self, error: Exception) -> Commands:
-        self.state = self.done
         is_http = error.http if isinstance(error, HeadError) else True
         # ValueError comes from mitmproxy and quotes the input: its text stays here
         bad = BadHead(self.context.client, is_http, str(error) if isinstance(error, HeadError) else "framing")
         yield BadHeadHook(bad)
         if bad.answer:
             yield commands.SendData(self.conn, bad.answer)
-        yield commands.CloseConnection(self.conn)
+        yield from self._close()
 
     def send(self, event: HttpEvent) -> Commands:
         """Send one part of an answer. Errors close: they are never explained by mitmproxy's own page."""
         if isinstance(event, ResponseProtocolError):
-            yield commands.CloseConnection(self.conn)
+            yield from self._close()
             return
         yield from super().send(event)
         early = isinstance(event, ResponseEndOfMessage) and self.response_done and not self.request_done
@@ -129,7 +154,7 @@ class GateHttp1Server(mitm.Http1Server):
             yield self._linger
 
 
-class GateHttp1Client(mitm.Http1Client):
+class GateHttp1Client(_DropsTrailers, mitm.Http1Client):
     """The side that faces the upstream."""
 
     _seen = 0
@@ -203,6 +228,11 @@ def _request(head: RequestHead) -> http.Request:
         timestamp_start=time.time(),
         timestamp_end=None,
     )
+
+
+def _asks_to_close(request: http.Request) -> bool:
+    closing: bool = http1.connection_close(request.http_version, request.headers)  # type: ignore[no-untyped-call]
+    return closing
 
 
 def _names(response: http.Response) -> set[bytes]:

@@ -3,14 +3,14 @@
 import asyncio
 import socket
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, NoReturn
 
 from mitmproxy.options import Options
 from mitmproxy.proxy.context import Context
 from mitmproxy.proxy.layer import Layer
 from mitmproxy.proxy.layers import modes
 from mitmproxy.proxy.layers.http import HTTPMode
-from mitmproxy.proxy.mode_servers import AsyncioServerInstance, ServerManager
+from mitmproxy.proxy.mode_servers import AsyncioServerInstance
 from mitmproxy.proxy.mode_specs import ProxyMode
 
 from credgate.gateway.exchange import ClientState
@@ -20,6 +20,16 @@ from credgate.gateway.layers import http_layer
 from credgate.runs import Listener, Run
 
 MAX_CONNECTIONS = 512  # of one run: a jail can't take the daemon's descriptors from the other runs
+
+
+class _NoRegistry:
+    """mitmproxy finds connections here to inject messages into them; nothing of ours may."""
+
+    connections: ClassVar[dict[Any, Any]] = {}
+
+    def register_connection(self, connection_id: object, handler: object) -> NoReturn:
+        """Never called: handle_stream below keeps its own."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -48,12 +58,10 @@ class CredgateInstance(AsyncioServerInstance[CredgateMode]):  # type: ignore[no-
     handlers: dict[GateHandler, asyncio.Task[Any]]
 
     @classmethod
-    def bind(
-        cls, run: Run, listener: Listener, *, hooks: Hooks, options: Options, manager: ServerManager
-    ) -> "CredgateInstance":
+    def bind(cls, run: Run, listener: Listener, *, hooks: Hooks, options: Options) -> "CredgateInstance":
         """Make the instance of one listener; `start` accepts."""
         spec = f"credgate:{run.id}/{listener.port}"
-        instance = cls(CredgateMode(spec, f"{run.id}/{listener.port}", None, listener.port), manager)
+        instance = cls(CredgateMode(spec, f"{run.id}/{listener.port}", None, listener.port), _NoRegistry())
         instance.run, instance.listener, instance.hooks, instance.options = run, listener, hooks, options
         instance.handlers = {}
         return instance

