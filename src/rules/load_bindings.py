@@ -56,8 +56,8 @@ def _ref_hint(kind: SourceKind, ref: str) -> str:
         case SourceKind.ENV:
             return "" if ENV_NAME.fullmatch(ref) else 'write "env:NAME", NAME being a variable of the caller'
         case SourceKind.FILE:
-            whole = ref.startswith("/") and ".." not in ref.split("/")
-            return "" if whole else 'write "file:/whole/path"'
+            whole = ref.startswith(("/", "~/")) and ".." not in ref.split("/")
+            return "" if whole else 'write "file:/whole/path" or "file:~/path"'
 
 
 def load_bindings(tables: Mapping[str, Table]) -> dict[str, Binding]:

@@ -93,6 +93,10 @@ def _role(report: Report, role: Role, draft: Draft) -> None:
     bindings = [draft.bindings[n] for n in role.bindings if n in draft.bindings]
     for one, other in combinations(bindings, 2):
         _pair(report, f"{where}.bindings", one, other)
+    for binding in bindings:
+        if binding.placeholder and binding.placeholder.env in role.env:
+            message = f"{binding.placeholder.env} is passed from the caller and holds the placeholder of {binding.name}"
+            report.add(f"{where}.env", message, "take it out of env")
     reached = {*role.endpoints, *(b.endpoint for b in bindings)}
     for first, second in combinations([e for n, e in draft.endpoints.items() if n in reached], 2):
         _one_target(report, where, first, second)

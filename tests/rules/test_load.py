@@ -413,6 +413,22 @@ def test_basic_and_the_authorization_header_are_one_place() -> None:
     assert list(problems(MINIMAL + basic + ROLE + 'bindings = ["b", "c"]\n')) == ["role.r.bindings"]
 
 
+def test_a_variable_is_not_passed_and_a_placeholder_at_once() -> None:
+    text = changed('env = "GITHUB_TOKEN"', 'env = "LANG"')
+    assert list(problems(text)) == ["role.dev.env"]
+    assert problems(text.replace('["TERM", "LANG"]', '["TERM"]')) == {}
+
+
+def test_two_placeholders_of_a_role_have_two_variables() -> None:
+    twin = '[binding.two]\nsecret = "github"\nendpoint = "github-api"\nrules = ["issues"]\nplace = "header:x-api-key"\n'
+    twin += 'mode = "placeholder"\nplaceholder = { env = "GITHUB_TOKEN", shape = "x{36}" }\n'
+    text = changed("[role.dev]\n", twin + "[role.dev]\n").replace(
+        'bindings = ["github"]', 'bindings = ["github", "two"]'
+    )
+    assert "one variable" in problems(text)["role.dev.bindings"].message
+    assert problems(text.replace('env = "GITHUB_TOKEN", shape = "x', 'env = "OTHER_TOKEN", shape = "x')) == {}
+
+
 def test_one_target_has_one_way_of_being_dialled() -> None:
     twin = '[endpoint.f]\nhost = "a.example.org"\n'
     role = ROLE + 'endpoints = ["e", "f"]\n'
@@ -463,6 +479,8 @@ def test_what_is_not_toml_is_one_problem(data: bytes, part: str) -> None:
         ('["10.20.0.0/16", "10.9.9.9"]', '["fd12:3456::/32"]'),
         ('alpn = ["http/1.1"]', 'alpn = ["h2", "http/1.1"]'),
         ('source = "keyring:credgate/github"', 'source = "file:/run/secrets/github"'),
+        ('source = "keyring:credgate/github"', 'source = "file:~/.config/github/token"'),
+        ('source = "keyring:credgate/github"', 'source = "env:GITHUB_TOKEN"'),
         ('deadline = "2h"', 'deadline = "90m"'),
         (
             'place = "header:authorization"\nformat = "Bearer {secret}"',
