@@ -1,7 +1,5 @@
 """Pure plans by table; each right by a pair: the attempt succeeds without the plan and fails with it."""
 
-# The system calls are what is tried, so no pathlib.
-# ruff: noqa: PTH102, PTH104, PTH106, PTH108, PTH123, PTH208, PTH211
 import ctypes
 import errno
 import functools
