@@ -82,7 +82,8 @@ class Expected:
 
     namespaces: inodes that must be these (at least the berth's user and net). foreign: the host's, that no namespace
     may be. groups: None where they could not be dropped (rootless); they are then listed, not judged. limits: the most
-    that each may be. writable: mount points that may be writable. filters: in all, so one more than the daemon has.
+    that each of LIMITS may be (core is 0 in any case); compare raises KeyError where one is left out. writable: mount
+    points that may be writable. filters: in all, so one more than the daemon has.
     """
 
     pid_inside: int
@@ -163,8 +164,8 @@ def _namespaces(expected: Expected, facts: Facts) -> Iterator[Difference]:
 
 def _bounds(expected: Expected, facts: Facts) -> Iterator[Difference]:
     if not isinstance(facts.limits, NotShown):
-        for name, most in expected.limits.items():
-            limit = facts.limits.get(name, (None, None))
+        for name, limit in facts.limits.items():
+            most = 0 if name == "core" else expected.limits[name]
             if any(value is None or value > most for value in limit):
                 yield Difference(field=f"limits.{name}", expected=f"at most {most}", got=_text(limit))
     if not isinstance(facts.mounts, NotShown):

@@ -5,6 +5,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from ipaddress import IPv4Network, IPv6Address, IPv6Network
 from pathlib import Path
+from resource import (
+    RLIMIT_CORE,
+    RLIMIT_CPU,
+    RLIMIT_DATA,
+    RLIMIT_FSIZE,
+    RLIMIT_NOFILE,
+    RLIMIT_NPROC,
+    getrlimit,
+    setrlimit,
+)
 
 import pytest
 from hypothesis import example, given
@@ -128,7 +138,7 @@ SHOWN = Facts(
     routes6=(),
     mounts=readback.parse_mounts(MOUNTS),
     exe="/usr/bin/python3",
-    limits=dict.fromkeys(readback.LIMITS, (10, 10)),
+    limits=dict.fromkeys(readback.LIMITS, (10, 10)) | {"core": (0, 0)},
     uid_map=((1000, 1000, 1),),
     gid_map=((1000, 1000, 1),),
 )
@@ -198,6 +208,9 @@ def test_limits_may_be_lower_not_higher_or_absent() -> None:
     for limit, fine in (((5, 10), True), ((10, 11), False), ((None, None), False), ((5, None), False)):
         got = named(PLANNED, replace(SHOWN, limits=SHOWN.limits | {"memory": limit}))
         assert got == (set() if fine else {"limits.memory"})
+    assert named(PLANNED, replace(SHOWN, limits=SHOWN.limits | {"core": (0, 1)})) == {"limits.core"}
+    with pytest.raises(KeyError):
+        compare(replace(PLANNED, limits={"memory": 10}), SHOWN)
 
 
 def test_mounts_writable_only_where_planned() -> None:
@@ -251,6 +264,7 @@ def test_what_another_user_may_not_read_is_not_shown() -> None:
 
 
 PR_SET_DUMPABLE = 4
+MOST = 1 << 32
 JAILED = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
@@ -284,6 +298,9 @@ def confined(uid: int, arguments: list[str], wait: int, told: int, pid_told: int
     gid = os.getgid()
     Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
     Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    for kind in (RLIMIT_DATA, RLIMIT_NPROC, RLIMIT_NOFILE, RLIMIT_CPU, RLIMIT_FSIZE, RLIMIT_CORE):
+        most = min(MOST, getrlimit(kind)[1] % 2**64) if kind != RLIMIT_CORE else 0
+        setrlimit(kind, (most, most))
     inner = os.fork()
     if inner == 0:
         caps.raise_ambient()
@@ -340,7 +357,7 @@ def planned_for(one: Jailed, facts: Facts) -> Expected:
         namespaces={},
         foreign=readback.own_namespaces(),
         routes=(),
-        limits={},
+        limits=dict.fromkeys(readback.LIMITS, MOST),
         writable=frozenset(mount.at for mount in facts.mounts),
     )
 
