@@ -99,12 +99,22 @@ class Demo:
         """Security team: a policy that lints, a secret that no file of the agent's holds."""
         self.heading("1. The security team writes a policy and stores the secret")
         check = self.credgate("policy", "check", str(self.policy))
-        self.show("credgate policy check", "no faults" if check.returncode == 0 else check.stderr, right=not check.returncode)
+        self.show(
+            "credgate policy check", "no faults" if check.returncode == 0 else check.stderr, right=not check.returncode
+        )
         stored = self.credgate("secret", "set", "demo", stdin=self.token)
-        self.show("credgate secret set demo", "stored, not printed", right=not stored.returncode and self.token not in stored.stdout)
+        self.show(
+            "credgate secret set demo",
+            "stored, not printed",
+            right=not stored.returncode and self.token not in stored.stdout,
+        )
         explain = ("policy", "explain", "--policy", str(self.policy), "--role", "demo", "--json")
         said = json.loads(self.credgate(*explain, "GET", f"https://{world.HOST}/v1/issues").stdout)
-        self.show("credgate policy explain GET /v1/issues", f"{said['verdict']} by {said['rule']}", right=said["verdict"] == "allow")
+        self.show(
+            "credgate policy explain GET /v1/issues",
+            f"{said['verdict']} by {said['rule']}",
+            right=said["verdict"] == "allow",
+        )
 
     def run(self) -> dict[str, dict[str, object]]:
         """The developer starts the agent."""
@@ -119,10 +129,18 @@ class Demo:
     def judge_job(self, said: dict[str, dict[str, object]]) -> None:
         """(a) The job is done, with the real credential."""
         self.heading("3. The job is done, with a credential that the agent never had")
-        self.show("agent reads issues", f"{said['read'].get('status')} {said['read'].get('message', '')}", right=said["read"].get("status") == 200)
+        self.show(
+            "agent reads issues",
+            f"{said['read'].get('status')} {said['read'].get('message', '')}",
+            right=said["read"].get("status") == 200,
+        )
         self.show("agent writes an issue", f"{said['write'].get('status')}", right=said["write"].get("status") == 201)
         arrived = self.target.credentials.count(self.target.expected)
-        self.show("target: requests with the real credential", f"{arrived} of {len(self.target.credentials)}", right=arrived == 2)
+        self.show(
+            "target: requests with the real credential",
+            f"{arrived} of {len(self.target.credentials)}",
+            right=arrived == 2,
+        )
 
     def judge_search(self, said: dict[str, dict[str, object]]) -> None:
         """(b) The search finds the decoy at most."""
@@ -130,11 +148,14 @@ class Demo:
         assert isinstance(found, dict)
         self.heading("4. The agent looks for the secret: environment, files, /proc")
         decoys = [where for token, where in found.items() if token != self.token]
-        self.show("found inside the jail", f"{len(found)} token: a decoy, in {', '.join(decoys)}", right=self.token not in found)
-        control = subprocess.run(
-            [self.python, str(self.work / "agent.py"), "search"],
-            env={**self.env, "DEMO_TOKEN": self.token}, cwd=self.work, capture_output=True, text=True, timeout=60, check=True,
-        )  # fmt: skip
+        self.show(
+            "found inside the jail",
+            f"{len(found)} token: a decoy, in {', '.join(decoys)}",
+            right=self.token not in found,
+        )
+        argv = [self.python, str(self.work / "agent.py"), "search"]
+        env = {**self.env, "DEMO_TOKEN": self.token}
+        control = subprocess.run(argv, env=env, cwd=self.work, capture_output=True, text=True, timeout=60, check=True)
         outside = json.loads(control.stdout)["tokens"]
         self.show("the same search without Credgate", "finds the real one", right=self.token in outside)
 
@@ -150,21 +171,39 @@ class Demo:
         }
         for step, (what, code) in expected.items():
             answer = said[step]
-            self.show(what, f"{answer.get('status')} {answer.get('code')}: {answer.get('message')}", right=answer.get("code") == code)
-        self.show("an address, dialled straight", str(said["dial"].get("errno")), right=said["dial"].get("errno") == "ENETUNREACH")
+            self.show(
+                what,
+                f"{answer.get('status')} {answer.get('code')}: {answer.get('message')}",
+                right=answer.get("code") == code,
+            )
+        self.show(
+            "an address, dialled straight",
+            str(said["dial"].get("errno")),
+            right=said["dial"].get("errno") == "ENETUNREACH",
+        )
 
     def judge_names(self, said: dict[str, dict[str, object]]) -> None:
         """Nothing left the machine by a name; the controls show that it would have."""
         self.heading("6. Nothing left by another way (each with its control, outside the jail)")
         inside = [name for name in self.resolver.names if "collector" in name]
         answer = said["look up"].get("address")
-        self.show("look-up of that name, inside", f"answered by the gateway ({answer}); forwarded: {len(inside)}", right=not inside and bool(answer))
+        self.show(
+            "look-up of that name, inside",
+            f"answered by the gateway ({answer}); forwarded: {len(inside)}",
+            right=not inside and bool(answer),
+        )
         outside = "import socket\ntry: socket.getaddrinfo('control.collector.demo.test', 443)\nexcept OSError: pass"
         subprocess.run([self.python, "-c", outside], env=self.env, timeout=60, check=True)
-        self.show("the same look-up outside", "reaches the resolver", right="control.collector.demo.test" in self.resolver.names)
+        self.show(
+            "the same look-up outside",
+            "reaches the resolver",
+            right="control.collector.demo.test" in self.resolver.names,
+        )
         reached = self.metadata.reached + self.elsewhere.reached
         self.show("metadata service and server, from inside", f"reached {reached} times", right=reached == 0)
-        fetch = "import urllib.request as u; [u.urlopen(f'http://{a}/').read() for a in ('169.254.169.254', '192.0.2.10')]"
+        fetch = (
+            "import urllib.request as u; [u.urlopen(f'http://{a}/').read() for a in ('169.254.169.254', '192.0.2.10')]"
+        )
         subprocess.run([self.python, "-c", fetch], env=self.env, timeout=60, check=True)
         reached = self.metadata.reached + self.elsewhere.reached
         self.show("the same addresses outside", f"reached {reached} times", right=reached == 2)
@@ -173,7 +212,11 @@ class Demo:
         """The auditor: the ledger is whole, and it says what the target's own log says."""
         self.heading("7. The auditor compares the ledger with the target's own access log")
         verify = self.credgate("log", "verify")
-        self.show("credgate log verify", verify.stdout.strip().splitlines()[0] if verify.stdout else verify.stderr, right=verify.returncode == 0)
+        self.show(
+            "credgate log verify",
+            verify.stdout.strip().splitlines()[0] if verify.stdout else verify.stderr,
+            right=verify.returncode == 0,
+        )
         records = json.loads(self.credgate("log", "show", "--json").stdout)["records"]
         intents = {r["seq"]: r for r in records if r["ev"] == "intent"}
         ours = sorted(
@@ -183,7 +226,11 @@ class Demo:
         )
         theirs = sorted(_from_access_log(line) for line in self.target.access_log.read_text().splitlines())
         for line in sorted({*ours, *theirs}):
-            self.show(f"  {line}", f"ledger {ours.count(line)}, target {theirs.count(line)}", right=ours.count(line) == theirs.count(line))
+            self.show(
+                f"  {line}",
+                f"ledger {ours.count(line)}, target {theirs.count(line)}",
+                right=ours.count(line) == theirs.count(line),
+            )
         denied = [r for r in records if r["ev"] == "deny"]
         self.show("refusals in the ledger, none at the target", f"{len(denied)}", right=len(denied) >= 5)
         text = "".join(json.dumps(record) for record in records)
@@ -196,8 +243,9 @@ class Demo:
 
 
 def _from_access_log(line: str) -> str:
-    method, path, _ = line.split('"')[1].split()
-    return f"{method} {path} {line.split('"')[2].split()[0]}"
+    _, request, after = line.split('"')
+    method, path, _ = request.split()
+    return f"{method} {path} {after.split()[0]}"
 
 
 def become_account() -> None:
@@ -235,7 +283,11 @@ def main() -> int:
         demo.stop()
         shutil.rmtree(home)
     took = time.monotonic() - started
-    verdict = f"{GREEN}every step came out as it must{PLAIN}" if not demo.failed else f"{RED}{demo.failed} steps failed{PLAIN}"
+    verdict = (
+        f"{GREEN}every step came out as it must{PLAIN}"
+        if not demo.failed
+        else f"{RED}{demo.failed} steps failed{PLAIN}"
+    )
     print(f"\n{verdict}   ({took:.1f} s)")
     return 1 if demo.failed else 0
 

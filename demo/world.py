@@ -1,7 +1,7 @@
-"""A small world for the demo: a network namespace with nothing but loopback, so that nothing of it can leave the machine.
+"""A small world for the demo: a network namespace with nothing but loopback, so that nothing can leave the machine.
 
-In it: the target (HTTPS on 127.0.0.1), a stand-in for the host's resolver, one for a cloud's metadata service and one for
-a server somewhere. They answer whoever reaches them; the demo shows that the jail doesn't, and that it would without one.
+In it: the target (HTTPS on 127.0.0.1), stand-ins for the host's resolver, for a cloud's metadata service and for a
+server somewhere. They answer whoever reaches them; the demo shows that the jail doesn't, and that it would without one.
 """
 
 import contextlib
@@ -124,7 +124,7 @@ class Target:
                 self.end_headers()
                 self.wfile.write(body)
 
-            do_GET = do_POST = do_DELETE = answer  # noqa: N815 - http.server finds them by these names
+            do_GET = do_POST = do_DELETE = answer  # http.server finds them by these names
 
             def log_message(self, *_: object) -> None:
                 """The access log is written by note()."""

@@ -41,5 +41,7 @@ def main(argv: list[str]) -> int:
     if name in LATER:
         print(f"error: {name}: not yet in this version\nhint: credgate --help lists what is there", file=sys.stderr)
         return USAGE
-    print(f"error: got command {name!r}, expected one of: {', '.join(COMMANDS)}\nhint: credgate --help", file=sys.stderr)
+    print(
+        f"error: got command {name!r}, expected one of: {', '.join(COMMANDS)}\nhint: credgate --help", file=sys.stderr
+    )
     return USAGE

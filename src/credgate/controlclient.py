@@ -77,7 +77,9 @@ def _await_ready(places: Places, ready: int) -> None:
     while not said.endswith(b"\n"):
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([ready], [], [], left)[0]:
-            raise CredgateError("daemon_slow", f"no word from the daemon in {START:.0f} s", f"see {_log(places)}", CANNOT)
+            raise CredgateError(
+                "daemon_slow", f"no word from the daemon in {START:.0f} s", f"see {_log(places)}", CANNOT
+            )
         chunk = os.read(ready, 65536)
         if not chunk:
             raise CredgateError("daemon_failed", "the daemon ended while starting", f"see {_log(places)}", CANNOT)

@@ -15,7 +15,6 @@ import resource
 import signal
 import socket
 import sys
-from pathlib import Path
 
 from credgate import ownaddresses
 from credgate.ca import Authority
@@ -39,7 +38,6 @@ log = logging.getLogger(__name__)
 
 PR_SET_DUMPABLE = 4
 MAX_REQUEST = 4 << 20  # bytes of a run.open: the caller's whole environment is in it
-IDLE_LOOK = 1.0
 EXIT_CANNOT = 3
 
 
@@ -51,19 +49,35 @@ class Daemon:
         self.sessions: dict[str, Session] = {}
         self.stopping = asyncio.Event()
         self._busy = 0  # connections being served
-        self._last = asyncio.get_running_loop().time()
+        self._since = 0.0  # loop time of the last connection's end
 
     async def serve(self, listener: socket.socket) -> None:
         """Accept until stopped or idle; then end what still runs."""
+        loop = asyncio.get_running_loop()
+        # Without its keeper no run can start; a new daemon makes a new one. Live runs end closed.
+        loop.add_reader(self.parts.keeper.pidfd, self._keeper_died)
+        self._rest()
         async with asyncio.TaskGroup() as tasks:
             accepting = tasks.create_task(self._accept(listener, tasks))
-            watching = tasks.create_task(self._leave_when_idle())
-            keeper = tasks.create_task(self._watch_keeper())
             await self.stopping.wait()
-            for task in (accepting, watching, keeper):
-                task.cancel()
+            loop.remove_reader(self.parts.keeper.pidfd)
+            accepting.cancel()
             for session in list(self.sessions.values()):
                 await session.end("gateway")
+
+    def _keeper_died(self) -> None:
+        log.error("the berth keeper has died")
+        self.stopping.set()
+
+    def _rest(self) -> None:
+        """Note that nothing is being served; leave when that stays so for the idle time."""
+        loop = asyncio.get_running_loop()
+        self._since = loop.time()
+        loop.call_later(self.idle, self._leave_if_idle, self._since)
+
+    def _leave_if_idle(self, since: float) -> None:
+        if not self._busy and since == self._since:
+            self.stopping.set()
 
     async def _accept(self, listener: socket.socket, tasks: asyncio.TaskGroup) -> None:
         while True:
@@ -90,7 +104,7 @@ class Daemon:
         finally:
             peer.close()
             self._busy -= 1
-            self._last = asyncio.get_running_loop().time()
+            self._rest()
 
     async def _refuse(self, peer: Peer, error: CredgateError | JailError | PolicyError | ResolverError) -> None:
         status = error.exit_status if isinstance(error, CredgateError) else 125
@@ -130,7 +144,13 @@ class Daemon:
 
     def _status(self) -> fdpass.Json:
         runs = [
-            {"run": s.run.id, "role": s.run.role, "allow": s.run.allowed, "deny": s.run.denied, "workdir": s.spec.workdir}
+            {
+                "run": s.run.id,
+                "role": s.run.role,
+                "allow": s.run.allowed,
+                "deny": s.run.denied,
+                "workdir": s.spec.workdir,
+            }
             for s in self.sessions.values()
         ]
         return {"ok": True, "pid": os.getpid(), "runs": runs, "ledger": str(self.places.ledger)}
@@ -141,20 +161,6 @@ class Daemon:
             raise CredgateError("run_unknown", f"no run {run!r}", "see `credgate ps`", 1)
         await session.end("killed")
         return {"ok": True, "run": run}
-
-    async def _leave_when_idle(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(IDLE_LOOK)
-            if not self._busy and not self.sessions and loop.time() - self._last > self.idle:
-                self.stopping.set()
-
-    async def _watch_keeper(self) -> None:
-        """Without its keeper no run can start; a new daemon makes a new one. Live runs end closed."""
-        while self.parts.keeper.alive():
-            await asyncio.sleep(IDLE_LOOK)
-        log.error("the berth keeper has died")
-        self.stopping.set()
 
 
 def _payload(message: fdpass.Received) -> dict[str, object]:
@@ -188,7 +194,9 @@ def _lock(places: Places) -> int:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise CredgateError("already_running", "a daemon of this user is running", "see `credgate gateway status`") from None
+        raise CredgateError(
+            "already_running", "a daemon of this user is running", "see `credgate gateway status`"
+        ) from None
     return descriptor
 
 
@@ -239,7 +247,11 @@ async def main_async(ready: int, idle: float) -> None:
         authority = Authority.load_or_create(places.ca)
         vault = Vault(places, os.environ)
         gateway = Gateway(
-            authority=authority, ledger=ledger, vault=vault, resolve=ownaddresses.resolve, own_addresses=ownaddresses.own
+            authority=authority,
+            ledger=ledger,
+            vault=vault,
+            resolve=ownaddresses.resolve,
+            own_addresses=ownaddresses.own,
         )
         await gateway.start()
         trust = await asyncio.to_thread(prepare_trust, authority.ca_pem, places.state)
@@ -247,7 +259,13 @@ async def main_async(ready: int, idle: float) -> None:
             resolver = ResolverProcess(ResolverEvents(ledger))
             await resolver.start(tasks)
             parts = Parts(
-                places=places, person=person, ledger=ledger, gateway=gateway, resolver=resolver, keeper=keeper, trust=trust
+                places=places,
+                person=person,
+                ledger=ledger,
+                gateway=gateway,
+                resolver=resolver,
+                keeper=keeper,
+                trust=trust,
             )
             daemon = Daemon(places, parts, idle)
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -283,7 +301,7 @@ def main(arguments: list[str]) -> int:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         log.error("%s", error)
-        body = {"code": error.code, "detail": error.detail, "hint": error.hint}  # type: ignore[attr-defined]
+        body = {"code": error.code, "detail": error.detail, "hint": error.hint}
         with contextlib.suppress(OSError):  # said ready already: the log has it
             _say(ready, {"ok": False, **body})
         return_code = EXIT_CANNOT

@@ -36,7 +36,7 @@ class Peer:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         add, remove = (loop.add_writer, loop.remove_writer) if write else (loop.add_reader, loop.remove_reader)
-        add(self.sock, _wake, waiter)
+        add(self.sock, wake, waiter)
         try:
             await waiter
         finally:
@@ -47,7 +47,8 @@ class Peer:
         self.sock.close()
 
 
-def _wake(waiter: "asyncio.Future[None]") -> None:
+def wake(waiter: "asyncio.Future[None]") -> None:
+    """For add_reader: resolve the waiter once."""
     if not waiter.done():
         waiter.set_result(None)
 
@@ -60,7 +61,7 @@ async def accept(listener: socket.socket) -> socket.socket:
             sock, _ = listener.accept()
         except BlockingIOError:
             waiter: asyncio.Future[None] = loop.create_future()
-            loop.add_reader(listener, _wake, waiter)
+            loop.add_reader(listener, wake, waiter)
             try:
                 await waiter
             finally:

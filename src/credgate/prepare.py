@@ -136,6 +136,18 @@ def expose(tree: str, places: Places) -> None:
             raise PrepareError("tree_exposes_state", f"{tree}: holds or is part of {mine}", "choose another tree")
 
 
+def refuse_group_trees(trees: Sequence[str], person: Person) -> None:
+    """Supplementary groups can't be dropped without root (measured): what only they open is not bound."""
+    kept = set(os.getgroups()) - {person.gid}
+    for tree in trees:
+        facts = Path(tree).stat()
+        by_group = facts.st_gid in kept and facts.st_uid != person.uid and not facts.st_mode & 0o005
+        if by_group:
+            raise PrepareError(
+                "group_tree", f"{tree}: open to you by group {facts.st_gid} alone", "choose another tree"
+            )
+
+
 def listening_sockets(text: str) -> list[str]:
     """Paths of listening unix sockets, from the text of /proc/net/unix (proc(5))."""
     found = []
@@ -205,11 +217,10 @@ class Network:
     proxy_port: int
 
 
-def jail_spec(  # noqa: PLR0913 - the one place where all facts of a run meet
+def jail_spec(
     run: str,
     asked: Asked,
-    policy: Policy,
-    role: Role,
+    chosen: Effective,
     person: Person,
     places: Places,
     trust: Trust,
@@ -217,6 +228,7 @@ def jail_spec(  # noqa: PLR0913 - the one place where all facts of a run meet
     network: Network,
 ) -> JailSpec:
     """Everything that the plan is computed from. Raises CredgateError: not found, refused tree, env, ..."""
+    policy, role = chosen.policy, chosen.policy.roles[chosen.role]
     workdir, write = work_tree(asked, role, person, places)
     command = find_command(asked.argv[0], asked.env, asked.cwd, SYSTEM, person.home)
     named, links = _named_trees(role, person, places)
@@ -224,6 +236,7 @@ def jail_spec(  # noqa: PLR0913 - the one place where all facts of a run meet
     for tree in command.trees:
         expose(tree, places)
     refuse_sockets([workdir, *trees])
+    refuse_group_trees([workdir, *trees], person)
     cwd = os.path.realpath(asked.cwd)
     cwd = cwd if under(cwd, workdir) else workdir
     inside = _inside(policy, role, person, command, named, network, cwd)

@@ -19,7 +19,7 @@ from credgate.gateway.server import Gateway
 from credgate.ledger.writer import Ledger
 from credgate.mountwatch import MountWatch
 from credgate.paths import Places
-from credgate.peer import Peer
+from credgate.peer import Peer, wake
 from credgate.policyfile import Effective
 from credgate.prepare import Asked, Network, Person, jail_spec, program_digest
 from credgate.runs import Listener, Run
@@ -111,7 +111,7 @@ class Session:
         self.pidfd = -1
         self.ready = False
         self.uncounted = 0  # refusals that the look from inside provoked
-        self._kill_reason = ""
+        self._ended_for = ""
         self._mounts: MountWatch | None = None
 
     async def drive(self) -> None:
@@ -120,9 +120,9 @@ class Session:
         try:
             await self._serve()
             await self._hand_over()
-            await self._prove()
+            self._mounts = await self._prove()
             await self._go()
-            ending = await self._watch()
+            ending = await self._watch(self._mounts)
         except (CredgateError, JailError) as error:
             status = error.exit_status if isinstance(error, CredgateError) else REFUSED
             ending = Ending(status=status, reason=error.code)
@@ -167,13 +167,16 @@ class Session:
             raise Refusal("wrong_uid", f"got a message of uid {message.uid}, expected {self.spec.uid}")
         return message
 
-    async def _prove(self) -> None:
-        """Compare what the kernel says of pid 1 and of the workload with the plan; no proof, no secret."""
+    async def _prove(self) -> MountWatch:
+        """Compare what the kernel says of pid 1 and of the workload with the plan; no proof, no secret.
+
+        Returns the watch of the mount table as it was read back.
+        """
         first = await self._expect(self.pid1, "pid1")
         armed = await self._expect(self.work, "armed")
         self.pid = first.pid
         self.pidfd = os.pidfd_open(first.pid)
-        self._mounts = MountWatch.of(first.pid)
+        mounts = MountWatch.of(first.pid)
         facts = await asyncio.to_thread(self.parts.keeper.facts, self.berth.id)
         shown = proof.read_back(self.spec, self.berth, first.pid, armed.pid, facts)
         if shown.differences:
@@ -183,6 +186,7 @@ class Session:
         )
         await self.parts.ledger.durable(seq)
         self.run.proof = shown.id
+        return mounts
 
     async def _go(self) -> None:
         await self.work.send({"op": "go"})
@@ -207,48 +211,31 @@ class Session:
             }
         )
 
-    async def _watch(self) -> Ending:
-        """Wait for the exit report, the launcher's end, or a changed mount table, whichever comes first."""
-        watch = self._mounts
-        if watch is None:
-            raise Refusal("internal", "watch before proof")
-        tasks = {
-            asyncio.create_task(self.pid1.recv()): "pid1",
-            asyncio.create_task(self.peer.recv()): "launcher",
-            asyncio.create_task(watch.changed()): "mounts",
-        }
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            names = {tasks[task] for task in done}
-            if "pid1" not in names:
-                self._kill_reason = self._kill_reason or ("mounts" if "mounts" in names else "killed")
-                if "mounts" in names:
-                    self.parts.ledger.append("alarm", run=self.run.id, reason="mount_changed", verdict="kill")
-                await self._end_now(self._kill_reason)
-            report = await next(task for task, name in tasks.items() if name == "pid1")
-        finally:
-            for task in tasks:
+    async def _watch(self, mounts: MountWatch) -> Ending:
+        """Wait for pid 1's exit report, while the launcher's end or a changed mount table begins the end."""
+        async with asyncio.TaskGroup() as tasks:
+            watching = (tasks.create_task(self._launcher_leaves()), tasks.create_task(self._mounts_change(mounts)))
+            report = await self.pid1.recv()
+            for task in watching:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        return self._ending(report)
+        if report is None or report.body.get("ev") != "exit":  # pid 1 itself was killed
+            return Ending(status=128 + signal.SIGKILL, reason=self._ended_for or "killed")
+        return Ending(status=int(str(report.body["status"])), reason=str(report.body["reason"]))
 
-    def _ending(self, report: fdpass.Received | None) -> Ending:
-        if report is None or report.body.get("ev") != "exit":
-            return Ending(status=128 + signal.SIGKILL, reason=self._kill_reason or "killed")
-        reason = "alarm" if self._kill_reason == "mounts" else str(report.body["reason"])
-        return Ending(status=int(str(report.body["status"])), reason=self._kill_reason_or(reason))
+    async def _launcher_leaves(self) -> None:
+        await self.peer.recv()  # it has nothing to say: whatever comes is its end
+        await self.end("killed")
 
-    def _kill_reason_or(self, reason: str) -> str:
-        return self._kill_reason if self._kill_reason in ("revoked", "gateway") else reason
+    async def _mounts_change(self, mounts: MountWatch) -> None:
+        await mounts.changed()
+        self.parts.ledger.append("alarm", run=self.run.id, reason="mount_changed", verdict="kill")
+        await self.end("alarm")
 
     async def end(self, reason: str) -> None:
         """Ask pid 1 to end the jail (TERM, grace, KILL) for a reason of the contract's list."""
-        self._kill_reason = self._kill_reason or reason
-        await self._end_now(reason)
-
-    async def _end_now(self, reason: str) -> None:
+        self._ended_for = self._ended_for or reason
         try:
-            await self.pid1.send({"op": "end", "reason": "alarm" if reason == "mounts" else reason})
+            await self.pid1.send({"op": "end", "reason": reason})
         except OSError:
             log.info("run %s: pid 1 is gone already", self.run.id)
 
@@ -305,7 +292,7 @@ class Session:
             return
         loop = asyncio.get_running_loop()
         dead: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(self.pidfd, lambda: dead.done() or dead.set_result(None))
+        loop.add_reader(self.pidfd, wake, dead)
         try:
             async with asyncio.timeout(DEATH):
                 await dead
@@ -344,7 +331,7 @@ async def open_session(parts: Parts, peer: Peer, asked: Asked, chosen: Effective
         decoys = decoys_of(policy, role.name)
         run_id = f"r{secrets.token_hex(6)}"
         named = decoy_environment(policy, decoys)
-        spec = jail_spec(run_id, asked, policy, role, parts.person, parts.places, parts.trust, named, network)
+        spec = jail_spec(run_id, asked, chosen, parts.person, parts.places, parts.trust, named, network)
         clear_of(spec, role.name, live)
         run = Run(
             id=run_id,

@@ -179,7 +179,11 @@ def _device(root: int, op: Operation, source: int) -> None:
 
 
 def _tmpfs(root: int, op: Operation, _source: int) -> None:
-    options: dict[str, str | None] = {"size": str(op["size"]), "nr_inodes": str(op["inodes"]), "mode": f"{op['mode']:o}"}
+    options: dict[str, str | None] = {
+        "size": str(op["size"]),
+        "nr_inodes": str(op["inodes"]),
+        "mode": f"{op['mode']:o}",
+    }
     tree = _filesystem("tmpfs", options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
     _mount_at(root, tree, op["at"])
     os.close(tree)

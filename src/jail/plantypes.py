@@ -1,4 +1,4 @@
-"""Names for the JSON of a plan. The aliases are lazy and `typing` is for the checker alone: its import costs pid 1 time."""
+"""Names for the JSON of a plan. The aliases are lazy, `typing` is for the checker alone: pid 1 pays for imports."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,9 @@ from credgate.text import escape
 
 def main(argv: list[str]) -> int:
     """Print a line a run; nothing where no daemon runs."""
-    parser = argparse.ArgumentParser(prog="credgate ps", description="The live runs.", epilog="example: credgate ps --json")
+    parser = argparse.ArgumentParser(
+        prog="credgate ps", description="The live runs.", epilog="example: credgate ps --json"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     try:

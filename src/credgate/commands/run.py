@@ -19,7 +19,9 @@ from jail.relay import CONTINUED, EXITED, STOPPED, Relay
 
 CANNOT = 125
 LAST_WORD = 60.0  # seconds for the daemon to close what belonged to the run
-EXAMPLE = "example:\n  credgate run --role dev -- claude\n  credgate run --policy p.toml -- sh -c 'curl https://api.example'"
+EXAMPLE = (
+    "example:\n  credgate run --role dev -- claude\n  credgate run --policy p.toml -- sh -c 'curl https://api.example'"
+)
 FORWARDED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 EXITS = "exit status: the command's own; 125 refused or failed before its start, 126, 127, 128+n by a signal"
 
@@ -32,11 +34,17 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--policy", metavar="FILE", default="", help="the policy (default: search order of docs/policy.md)")
-    parser.add_argument("--role", metavar="NAME", default="", help="default: the policy's default_role, or its only one")
+    parser.add_argument(
+        "--policy", metavar="FILE", default="", help="the policy (default: search order of docs/policy.md)"
+    )
+    parser.add_argument(
+        "--role", metavar="NAME", default="", help="default: the policy's default_role, or its only one"
+    )
     parser.add_argument("--workdir", metavar="DIR", default="", help="the work tree (default: the current directory)")
     parser.add_argument("--read-only", action="store_true", help="the work tree read-only, whatever the role says")
-    parser.add_argument("--env", metavar="NAME", action="append", default=[], help="pass only these of the role's names")
+    parser.add_argument(
+        "--env", metavar="NAME", action="append", default=[], help="pass only these of the role's names"
+    )
     parser.add_argument("--user", metavar="NAME", default="", help="for root: the ordinary user the run belongs to")
     parser.add_argument("--status-fd", metavar="N", type=int, default=-1, help="JSON lines `ready` and `exit` go there")
     parser.add_argument("-q", "--quiet", action="store_true", help="no banner")
@@ -102,7 +110,8 @@ def _ordinary(name: str) -> pwd.struct_passwd:
 
 def _without_user(argv: list[str]) -> list[str]:
     """The arguments again, without --user: the flag is for root alone, and the second start is not root's."""
-    kept, skip = [], False
+    kept: list[str] = []
+    skip = False
     for number, word in enumerate(argv):
         if word == "--" or (not word.startswith("-") and not skip and not _takes_value(argv[number - 1 : number])):
             return [*kept, *argv[number:]]
@@ -278,20 +287,27 @@ class Launch:
         """The daemon confirms the death on its own and closes what belonged to the run; wait for its last word."""
         while self.control is not None and not self.ended:
             if not select.select([self.control], [], [], LAST_WORD)[0]:
-                raise CredgateError("daemon_silent", f"no end from the daemon in {LAST_WORD:.0f} s", "see its log", CANNOT)
+                raise CredgateError(
+                    "daemon_silent", f"no end from the daemon in {LAST_WORD:.0f} s", "see its log", CANNOT
+                )
             self._from_daemon(self.control)
 
     def _status(self) -> int:
         if self.refused is not None:
             return print_error(self.refused)
+        status: int
         if not self.ended:
-            print_error(CredgateError("gateway_gone", "the gateway daemon ended; the run was ended with it", "see its log"))
-            status, reason = 128 + signal.SIGKILL, "gateway"
+            print_error(
+                CredgateError("gateway_gone", "the gateway daemon ended; the run was ended with it", "see its log")
+            )
+            status, reason = 137, "gateway"  # ended by SIGKILL
         else:
             status, reason = int(str(self.ended["status"])), str(self.ended["reason"])
         if self.ready:
             counts = {"requests": self.ended.get("requests", {}), "off_route": self.ended.get("off_route", 0)}
-            self._write_status({"event": "exit", "run": self.ended.get("run", ""), "status": status, "reason": reason} | counts)
+            self._write_status(
+                {"event": "exit", "run": self.ended.get("run", ""), "status": status, "reason": reason} | counts
+            )
         if reason not in ("exited", "signaled"):
             sys.stderr.write(f"credgate: the run was ended: {reason}\n")
         return status
