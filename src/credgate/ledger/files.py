@@ -10,6 +10,7 @@ from credgate.ledger.record import MAX_LINE
 RESERVE = "reserve.bin"
 _SEGMENT = re.compile(r"seg-(\d{6})\.jsonl", re.ASCII)
 _TORN = re.compile(r"torn-(\d+)\.bin", re.ASCII)
+_PENDING = re.compile(r"torn-(\d+)\.new", re.ASCII)
 _CHUNK = 64 * 1024
 
 
@@ -26,6 +27,11 @@ def segments(directory: Path) -> list[tuple[int, Path]]:
 def torn_files(directory: Path) -> list[tuple[int, Path]]:
     """The files that torn tails were moved to, by number."""
     return _numbered(directory, _TORN)
+
+
+def pending_files(directory: Path) -> list[tuple[int, Path]]:
+    """Torn tails whose record may not be written yet, by number: a crash came in between."""
+    return _numbered(directory, _PENDING)
 
 
 def _numbered(directory: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:

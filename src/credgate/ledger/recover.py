@@ -1,7 +1,8 @@
 """Opening a ledger for writing: the lock, the torn tail of a crash, the reserve.
 
-A tail without a newline is what a kill or a power cut leaves; glued to the next line it would cost both. It is moved to
-`torn-N.bin` before it is cut off, and the writer records its length and digest.
+A tail without a newline is what a kill or a power cut leaves; glued to the next line it would cost both. It is copied
+to `torn-N.new` before it is cut off, the writer records its length and digest, and then the file becomes `torn-N.bin`:
+a crash at any of these steps leaves the next writer what it needs to end the work.
 """
 
 import fcntl
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from credgate.ledger.chain import Head, LineFault, parse_line
-from credgate.ledger.files import RESERVE, last_line, segment_name, segments, torn_files, whole_length
+from credgate.ledger.files import RESERVE, last_line, pending_files, segment_name, segments, torn_files, whole_length
 from credgate.ledger.record import LedgerError
 from credgate.paths import open_private, private_dir, sync_dir
 
@@ -22,7 +23,10 @@ _VERIFY = "see `credgate log verify`; to go on with a new ledger, move this dire
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A ledger ready for its next line. `recovered`: the fields of the records that must come first."""
+    """A ledger ready for its next line.
+
+    `recovered`: the fields of the records that must come first; after each with a `torn`, settle() is due.
+    """
 
     directory: Path
     lock_fd: int
@@ -69,10 +73,12 @@ def _open_locked(directory: Path, lock_fd: int) -> Opened:
     path = known[-1][1] if known else directory / segment_name(1)
     fd = open_private(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
-        recovered = _mend(directory, fd)
-        length = os.fstat(fd).st_size
-        head, clean = _head(path, fd, length) if length else _head_before(known[:-1])
-        if not clean and not recovered:
+        length = _sound_length(fd)
+        # before the tail is touched: in a ledger that no crash has damaged nothing is changed
+        head, last = _head(path, fd, length) if length else _head_before(known[:-1])
+        _move_tail(directory, fd, length)
+        recovered = _unrecorded(directory, last)
+        if last.get("ev", "final") != "final" and not recovered:
             recovered = ({"length": 0, "detail": "the writer before ended without a final record"},)
         os.fsync(fd)
         sync_dir(directory)
@@ -91,42 +97,70 @@ def put_reserve(directory: Path) -> None:
         os.close(fd)
 
 
-def _mend(directory: Path, fd: int) -> tuple[Mapping[str, object], ...]:
-    """Move away what follows the last whole line; a last line that is none counts as torn too."""
-    size = os.fstat(fd).st_size
+def _sound_length(fd: int) -> int:
+    """Offset behind the last whole line; a last line that is none counts as torn too."""
     end = whole_length(fd)
     line = last_line(fd, end)
-    why = "no newline at the end"
-    if end == size and line:
+    if end == os.fstat(fd).st_size and line:
         try:
             parse_line(line)
-        except LineFault as fault:
+        except LineFault:
             end -= len(line)
-            why = fault.detail
+    return end
+
+
+def _move_tail(directory: Path, fd: int, end: int) -> None:
+    size = os.fstat(fd).st_size
     if end == size:
-        return ()
+        return
     torn = os.pread(fd, size - end, end)
     if len(torn) != size - end:  # one read(2) takes 2 GiB at most; cutting off more than was kept would lose it
         raise LedgerError("ledger_damaged", f"{directory}: {size - end} bytes without a newline at the end", _VERIFY)
-    name = _keep(directory, torn)
+    _keep(directory, torn)
     os.ftruncate(fd, end)
-    digest = hashlib.sha256(torn).hexdigest()
-    return ({"length": len(torn), "sha256": digest, "torn": name, "detail": f"torn tail moved away: {why}"},)
 
 
-def _keep(directory: Path, torn: bytes) -> str:
-    taken = torn_files(directory)
-    path = directory / f"torn-{taken[-1][0] + 1 if taken else 1}.bin"
-    with os.fdopen(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+def _keep(directory: Path, torn: bytes) -> None:
+    pending = pending_files(directory)
+    # a copy that a crash cut short, or came right after, is the one of this tail; another one is of an earlier tail
+    path = next((path for _, path in pending if torn.startswith(_content(path))), None)
+    if path is None:
+        number = max((number for number, _ in (*pending, *torn_files(directory))), default=0) + 1
+        path = directory / f"torn-{number}.new"
+    with os.fdopen(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
         file.write(torn)
         file.flush()
         os.fsync(file.fileno())
     sync_dir(directory)
-    return path.name
 
 
-def _head(path: Path, fd: int, length: int) -> tuple[Head, bool]:
-    """The chain's end as the last line has it, and whether that line is a `final`."""
+def _content(path: Path) -> bytes:
+    with os.fdopen(open_private(path, os.O_RDONLY), "rb") as file:
+        return file.read()
+
+
+def _unrecorded(directory: Path, last: Mapping[str, object]) -> tuple[Mapping[str, object], ...]:
+    """The fields of the records that torn tails still lack; the one that `last` is for is settled."""
+    missing = []
+    for number, path in pending_files(directory):
+        name = f"torn-{number}.bin"
+        if last.get("ev") == "recovered" and last.get("torn") == name:
+            settle(directory, name)
+            continue
+        torn = _content(path)
+        digest = hashlib.sha256(torn).hexdigest()
+        missing.append({"length": len(torn), "sha256": digest, "torn": name, "detail": "torn tail moved away"})
+    return tuple(missing)
+
+
+def settle(directory: Path, name: str) -> None:
+    """Give a torn tail its final name, once its record is on the disk. OSError comes through."""
+    (directory / name).with_suffix(".new").rename(directory / name)
+    sync_dir(directory)
+
+
+def _head(path: Path, fd: int, length: int) -> tuple[Head, Mapping[str, object]]:
+    """The chain's end as the last line has it, and that line's record."""
     line = last_line(fd, length)
     try:
         record = parse_line(line)
@@ -134,13 +168,13 @@ def _head(path: Path, fd: int, length: int) -> tuple[Head, bool]:
         raise LedgerError("ledger_damaged", f"last line of {path}: {fault.detail}", _VERIFY) from fault
     seq = record["seq"]
     assert isinstance(seq, int)  # parse_line has checked it
-    return Head(seq=seq, sha256=hashlib.sha256(line).hexdigest()), record["ev"] == "final"
+    return Head(seq=seq, sha256=hashlib.sha256(line).hexdigest()), record
 
 
-def _head_before(known: list[tuple[int, Path]]) -> tuple[Head, bool]:
+def _head_before(known: list[tuple[int, Path]]) -> tuple[Head, Mapping[str, object]]:
     """The chain's end where the last segment is new and empty."""
     if not known:
-        return Head(), True
+        return Head(), {}
     path = known[-1][1]
     fd = open_private(path, os.O_RDONLY)
     try:

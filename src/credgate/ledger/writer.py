@@ -18,7 +18,7 @@ from typing import Self
 from credgate.ledger.chain import link
 from credgate.ledger.files import RESERVE
 from credgate.ledger.record import LedgerError, Stamp, clean_fields
-from credgate.ledger.recover import Opened, open_tail
+from credgate.ledger.recover import Opened, open_tail, settle
 
 type Clock = Callable[[], Stamp]
 
@@ -81,13 +81,21 @@ class Ledger:
         opened = open_tail(directory)
         ledger = cls(opened, now, calls)
         try:
-            for fields in opened.recovered:
-                ledger.append("recovered", **fields)
-            ledger.sync()
+            ledger._record_recovery(opened)
         except BaseException:
             ledger._release()
             raise
         return ledger
+
+    def _record_recovery(self, opened: Opened) -> None:
+        for fields in opened.recovered:
+            self.append("recovered", **fields)
+            self.sync()
+            if "torn" in fields:
+                try:
+                    settle(self._directory, str(fields["torn"]))
+                except OSError as error:
+                    raise self._break("rename a torn tail in", error) from error
 
     @property
     def directory(self) -> Path:
