@@ -208,8 +208,8 @@ class Launch:
     def _wait_without_terminal(self) -> None:
         wake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        for number in FORWARDED:
-            signal.signal(number, lambda _number, _frame: None)
+        for forwarded in FORWARDED:
+            signal.signal(forwarded, lambda _number, _frame: None)
         self.events.register(wake, select.EPOLLIN)
         while not self._over():
             ready = [descriptor for descriptor, _ in self.events.poll()]
