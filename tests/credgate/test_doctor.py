@@ -94,9 +94,7 @@ def test_the_landlock_probe_succeeds_here_and_fails_without_it():
 
 @pytest.mark.needs("landlock")
 def test_the_landlock_probe_fails_where_a_ruleset_is_taken_and_enforces_nothing():
-    closed = probe(
-        "landlock", _NO_CALL.format(names=["landlock_restrict_self"], error="E2BIG")
-    )
+    closed = probe("landlock", _NO_CALL.format(names=["landlock_restrict_self"], error="E2BIG"))
     assert closed["ok"] is False
     fake = "import jail.landlock\njail.landlock.restrict = lambda plan: None\n"
     assert "enforces nothing" in str(probe("landlock", fake)["detail"])
