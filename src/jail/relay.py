@@ -40,6 +40,7 @@ QUIET = 0.1  # seconds without output after the end, before the rest is given up
 STUCK = 2.0  # seconds that a terminal may take nothing, at the end
 _LFLAG = 3  # index in termios attributes
 _FORWARDED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 _HANDLED = (*_FORWARDED, signal.SIGWINCH, signal.SIGCONT)
 _IGNORED = (signal.SIGTTOU, signal.SIGTTIN)  # else restoring would stop us; a background read gets EIO instead
 
@@ -292,6 +293,8 @@ class Relay:
             elif number in _FORWARDED:
                 self._alive = self._alive and number != signal.SIGHUP
                 self._forward(number)
+                if number in _ENDING:
+                    self._resume()  # a stopped process takes it only then; the kernel's own hang-up does the same
 
     def _on_event(self) -> None:
         event = self._receive()

@@ -457,6 +457,19 @@ def test_a_terminal_that_takes_nothing_does_not_hold_the_end(monkeypatch: pytest
     assert attempt(action).value is True
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_ends_also_continues_what_is_stopped(number: int) -> None:
+    def action() -> list[object]:
+        bench, told = Bench(), []
+        bench.relay._forward = told.append
+        bench.relay._resume = lambda: told.append("continue")
+        os.write(bench.relay._waker, bytes([number]))
+        bench.relay._turn()
+        return told
+
+    assert attempt(action).value == [number] + ["continue"] * (number != signal.SIGINT)
+
+
 def test_hang_up_is_forwarded_to_the_jail(shell: Shell, tmp_path: Path) -> None:
     hung_up = tmp_path / "hung-up"
     shell.line(f"{FAKE} sh -c 'trap \"touch hung-up; exit\" HUP; echo up; while :; do sleep 0.05; done'")
