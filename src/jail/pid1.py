@@ -70,7 +70,11 @@ def prepare(plan: Plan, launcher: socket.socket, ttys: list[int]) -> int:
     forbid_user_namespaces()
     mounts.build_root(plan["mounts"])
     bring_limits(plan["limits"])
+    # The session is pid 1's: were the workload its leader, its group would be orphaned, and Ctrl-Z would do nothing.
+    os.setsid()
     slave = terminal.open_pty(launcher) if ttys else -1
+    if slave >= 0:
+        terminal.adopt(slave)
     confine(plan)
     return slave
 
@@ -125,6 +129,8 @@ def _fork_workload(plan: Plan, channel: socket.socket, slave: int, ttys: list[in
         for descriptor in mine:
             os.close(descriptor)
         workload.run(plan, channel, slave, ttys)  # never returns
+    with contextlib.suppress(PermissionError):  # it has exec'd, and so did it itself
+        os.setpgid(child, child)
     channel.close()
     if slave >= 0:
         os.close(slave)
@@ -186,8 +192,11 @@ class Supervisor:
     def _obey(self, body: fdpass.Json) -> None:
         match body.get("op"):
             case "signal":
+                number = int(str(body["number"]))
                 with contextlib.suppress(ProcessLookupError):  # it ended in this moment
-                    os.killpg(self.child, int(str(body["number"])))
+                    os.killpg(self.child, number)
+                    if number in (signal.SIGTERM, signal.SIGHUP):  # a stopped process takes them once it goes on
+                        os.killpg(self.child, signal.SIGCONT)
             case "continue":
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.child, signal.SIGCONT)

@@ -6,6 +6,7 @@ workload never gets that one. Standard library only.
 
 import fcntl
 import os
+import signal
 import socket
 import struct
 import termios
@@ -26,9 +27,14 @@ def open_pty(launcher: socket.socket) -> int:
     return slave
 
 
-def take(slave: int, ttys: list[int]) -> None:
-    """Make `slave` the controlling terminal of this session and the descriptors `ttys` (of 0, 1, 2)."""
+def adopt(slave: int) -> None:
+    """Make `slave` the controlling terminal of this session (pid 1's)."""
     fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+
+
+def take(slave: int, ttys: list[int]) -> None:
+    """Become the terminal's foreground and have it as the descriptors `ttys` (of 0, 1, 2)."""
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a group that is not yet the foreground would stop here
     os.tcsetpgrp(slave, os.getpgrp())
     for number in ttys:
         os.dup2(slave, number, inheritable=True)

@@ -25,7 +25,7 @@ def run(plan: Plan, channel: socket.socket, slave: int, ttys: list[int]) -> None
     """Take the terminal, say "armed", wait for "go", look around, exec. Never returns."""
     status = 125
     try:
-        os.setsid()
+        os.setpgid(0, 0)
         if slave >= 0:
             terminal.take(slave, ttys)
         fdpass.send(channel, {"ev": "armed"})
