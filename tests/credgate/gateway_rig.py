@@ -19,6 +19,7 @@ from credgate.runs import Listener, Run
 from credgate.secretvalue import Secret, SecretUnavailable
 from rules.load import load_policy
 from rules.policy import Address, SecretRule
+from tests.credgate.h2_rig import H2Session
 from tests.targets.pki import Authority as TargetCa
 
 SECRET = "ghp_realSecretValue0123456789abcdefghij"
@@ -69,6 +70,9 @@ class Target:
         self.script: Script = echo
         self.seen: list[Seen] = []
         self.raw = b""
+        self.sessions: list[H2Session] = []
+        self.pace = 0.0
+        self.answer_size = 0
         self.connections = 0
         self.closed = asyncio.Event()
         self.port = 0
@@ -83,6 +87,10 @@ class Target:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        chosen = writer.get_extra_info("ssl_object")
+        if chosen is not None and chosen.selected_alpn_protocol() == "h2":
+            await self._serve_h2(reader, writer)
+            return
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -93,6 +101,14 @@ class Target:
                 await writer.drain()
                 if writer.is_closing():
                     break
+        self.closed.set()
+        writer.close()
+
+    async def _serve_h2(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        session = H2Session(reader, writer, pace=self.pace, answer_size=self.answer_size)
+        self.sessions.append(session)
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            await session.run()
         self.closed.set()
         writer.close()
 
@@ -138,7 +154,8 @@ class Rig:
 
     @property
     def untouched(self) -> bool:
-        return not (self.good.raw or self.evil.raw or self.plain.raw)
+        targets = (self.good, self.evil, self.plain)
+        return not any(t.raw or any(s.seen for s in t.sessions) for t in targets)
 
     def trust(self, alpn: tuple[str, ...] = ("http/1.1",)) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=str(self.ca))
@@ -363,13 +380,14 @@ async def rig(
     *,
     timeouts: Timeouts = FAST,
     policy: str = POLICY,
-    good_hosts: tuple[str, ...] = ("api.good.test", "up.good.test"),
+    good_hosts: tuple[str, ...] = ("api.good.test", "up.good.test", "h2.good.test"),
     h2_port: int = 0,
+    alpn: tuple[str, ...] = ("http/1.1",),
     test_ca: TargetCa | None = None,
 ) -> AsyncIterator[Rig]:
     """Everything up; `good_hosts` are the names that the good target has a certificate for."""
     ca = test_ca or TargetCa(tmp, "targets")
-    good = Target(server_tls(ca, *good_hosts))
+    good = Target(server_tls(ca, *good_hosts, alpn=alpn))
     evil, plain = Target(server_tls(ca, "evil.test")), Target(None)
     sockets = {name: listening() for name in ("proxy", "direct", "cleartext")}
     ports = {name: sock.getsockname()[1] for name, sock in sockets.items()}

@@ -31,6 +31,7 @@ from mitmproxy.proxy.server_hooks import (
 from credgate.gateway.dial import DialError, Streams
 from credgate.gateway.exchange import ClientState, Exchange, Key, exchange_of
 from credgate.gateway.hooks import HOOKS, QUIET, Hooks
+from credgate.gateway.http2 import MAX_BACKLOG
 from credgate.gateway.judge import wire_of
 from credgate.gateway.refusal import Refusal, deny
 from credgate.ledger.record import LedgerError
@@ -38,6 +39,9 @@ from rules.reasons import Reason
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+if TYPE_CHECKING:
+    from credgate.gateway.layers import GateHttpLayer
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +53,7 @@ class Gate:
 
     def __init__(self) -> None:
         self._holders = 0
+        self._full = False
         self._open = asyncio.Event()
         self._open.set()
 
@@ -62,6 +67,15 @@ class Gate:
         self._holders -= 1
         if not self._holders:
             self._open.set()
+
+    def hold_while(self, full: bool) -> None:
+        """Hold or release for a reason of which there is one."""
+        if full != self._full:
+            self._full = full
+            if full:
+                self.hold()
+            else:
+                self.release()
 
     async def wait(self) -> None:
         """Return once it is open."""
@@ -100,6 +114,7 @@ class GateHandler(LiveConnectionHandler):
         reader, writer = streams
         self.state = state
         self.dead = False
+        self.http: GateHttpLayer | None = None  # the innermost one
         self._hooks = hooks
         self._client_gate, self._server_gate = Gate(), Gate()
         self._progress: asyncio.TimerHandle | None = None
@@ -303,6 +318,14 @@ class GateHandler(LiveConnectionHandler):
         """Pass an event to the layers, unless all is over."""
         if not self.dead:
             await super().server_event(event)
+            if self.http is not None and self.client.alpn == b"h2":
+                self._balance(*self.http.backlogs())
+
+    def _balance(self, to_client: int, to_targets: int) -> None:
+        """Stop reading what would only be queued. Never both sides: each may wait for what the other one reads."""
+        behind = to_client > MAX_BACKLOG
+        self._server_gate.hold_while(behind)
+        self._client_gate.hold_while(to_targets > MAX_BACKLOG and not behind)
 
     def log(self, message: str, level: int = logging.INFO, exc_info: Any = None) -> None:
         """Drop mitmproxy's texts: they quote URLs, headers and bytes. A crash of a layer ends the connection."""

@@ -110,7 +110,7 @@ class Hooks:
             nextlayer.layer = ClientTLSLayer(context)
         elif data[:1].isalpha() or data[:1] == b"\r" or context.client.alpn == b"h2":
             handler.progressed()
-            nextlayer.layer = http_layer(context, HTTPMode.transparent)
+            nextlayer.layer = handler.http = http_layer(context, HTTPMode.transparent)
         else:
             nextlayer.layer = Closer(context)
             self.judge.records.connection(handler.state, Reason.NOT_HTTP, detail="neither TLS nor HTTP")

@@ -27,6 +27,7 @@ from mitmproxy.proxy.layers.http._hooks import HttpErrorHook, HttpRequestHeaders
 
 from credgate.gateway.exchange import Exchange, attach, exchange_of
 from credgate.gateway.http1 import GateHttp1Client, GateHttp1Server
+from credgate.gateway.http2 import GateHttp2Server, backlog
 from credgate.gateway.refusal import phrase
 from rules.reasons import Reason
 
@@ -43,8 +44,8 @@ def install() -> None:
 def http_layer(context: Context, mode: HTTPMode) -> "GateHttpLayer":
     """An HTTP layer whose client side is ours. HTTP/2 is spoken only where ALPN agreed on it."""
     gate = GateHttpLayer(context, mode)
-    if context.client.alpn != b"h2":
-        gate.connections[context.client] = GateHttp1Server(gate.context.fork())
+    ours = GateHttp2Server if context.client.alpn == b"h2" else GateHttp1Server
+    gate.connections[context.client] = ours(gate.context.fork())
     return gate
 
 
@@ -55,6 +56,12 @@ class GateHttpLayer(mitm.HttpLayer):
         """Start one exchange."""
         self.streams[stream_id] = GateStream(self.context.fork(), stream_id)
         yield from self.event_to_child(self.streams[stream_id], events.Start())
+
+    def backlogs(self) -> tuple[int, int]:
+        """Bytes of HTTP/2 bodies that wait for the client, and for all upstreams together."""
+        client = self.context.client
+        to_targets = sum(backlog(end) for connection, end in self.connections.items() if connection is not client)
+        return backlog(self.connections.get(client)), to_targets
 
 
 class GateStream(mitm.HttpStream):
@@ -100,9 +107,11 @@ class GateStream(mitm.HttpStream):
             return None if outer and not self._has_body else Reason.MALFORMED
         try:
             validate_headers(request)
+            promised = int(request.headers.get("content-length", "0"))
         except ValueError:
             return Reason.MALFORMED
-        return None
+        # HTTP/2 can end a message at its head whatever length it promised
+        return Reason.MALFORMED if promised and not self._has_body else None
 
     def _check_response(self) -> Truth:
         response = self.flow.response

@@ -1,0 +1,202 @@
+"""HTTP/2: the same judge, only where the endpoint offers it, never translated."""
+
+import asyncio
+import json
+import resource
+from pathlib import Path
+
+import pytest
+
+from credgate.gateway.hooks import Timeouts
+from tests.credgate.gateway_rig import SECRET, Rig, rig
+from tests.credgate.h2_rig import Fields, H2Client
+
+BOTH = ("h2", "http/1.1")
+
+
+async def client(r: Rig, via: str = "connect", host: str = "h2.good.test") -> H2Client:
+    opened = await (r.tunnel(host, alpn=BOTH) if via == "connect" else r.tls(host, alpn=BOTH))
+    assert opened.writer.get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
+    return H2Client(opened.reader, opened.writer)
+
+
+def fields(
+    r: Rig, *more: tuple[bytes, bytes], method: bytes = b"GET", path: bytes = b"/ok/a", host: str = ""
+) -> Fields:
+    authority = f"{host or 'h2.good.test'}:{r.direct}".encode()
+    pseudo = [(b":method", method), (b":scheme", b"https"), (b":authority", authority), (b":path", path)]
+    return [*pseudo, *more]
+
+
+@pytest.mark.parametrize("via", ["connect", "direct"])
+def test_injection(via: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path, alpn=BOTH) as r:
+            c = await client(r, via)
+            for n in range(3):
+                own = ((b"authorization", b"Bearer mine"), (b"cookie", b"a=b"))
+                answer = await c.ask(fields(r, *own, method=b"POST"), b"x" * n)
+                assert (answer.status, answer.body) == (200, b"ok %d" % n)
+            (session,) = r.good.sessions
+            assert [s.values(b"authorization") for s in session.seen] == [[b"Bearer " + SECRET.encode()]] * 3
+            assert session.seen[0].values(b":authority") == [f"h2.good.test:{r.direct}".encode()]
+            assert session.seen[0].values(b"cookie") == []
+            assert r.records("intent")[0]["http_version"] == "HTTP/2.0"
+            assert r.records("outcome")[0]["ids"] == {"x-request-id": "target-2"}
+
+    asyncio.run(main())
+
+
+def test_streams_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path, alpn=BOTH) as r:
+            c = await client(r)
+            paths = [b"/ok/%d" % n if n % 2 else b"/no/%d" % n for n in range(20)]
+            streams = []
+            for path in paths:
+                streams.append(c.conn.get_next_available_stream_id())
+                c.conn.send_headers(streams[-1], fields(r, path=path), end_stream=True)
+            c.flush()
+            seen: dict[int, int] = {}
+            async with asyncio.timeout(10):
+                while len(seen) < len(paths):
+                    for event in c.conn.receive_data(await c.reader.read(65536)):
+                        if type(event).__name__ == "ResponseReceived":
+                            seen[event.stream_id] = int(dict(event.headers)[b":status"])
+            assert [seen[s] for s in streams] == [200 if b"ok" in p else 403 for p in paths]
+            sent = sorted(s.values(b":path")[0] for s in r.good.sessions[0].seen)
+            assert sent == sorted(p for p in paths if b"ok" in p)
+            assert r.good.connections == 1
+
+    asyncio.run(main())
+
+
+def test_curl(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path, alpn=BOTH) as r:
+            code, out = await r.curl("--http2", "-i", "-d", "hello", f"https://h2.good.test:{r.direct}/ok/a")
+            assert code == 0
+            assert "HTTP/2 200" in out
+            assert out.endswith("ok 5")
+            code, out = await r.curl("--http2", "-i", f"https://h2.good.test:{r.direct}/no")
+            assert "HTTP/2 403" in out
+            assert "credgate-verdict: deny" in out
+            assert json.loads(out.rpartition("\r\n")[2])["error"]["code"] == "no_rule"
+
+    asyncio.run(main())
+
+
+def test_not_offered_where_the_endpoint_does_not(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path, alpn=BOTH) as r:
+            for host in ("api.good.test", "evil.test"):
+                opened = await r.tunnel(host, alpn=BOTH)
+                assert opened.writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
+            opened = await r.tunnel("h2.good.test")
+            assert (await opened.get(host=f"h2.good.test:{r.direct}")).status == 200
+            assert r.good.sessions == []  # HTTP/1.1 from the client is HTTP/1.1 to the target
+
+    asyncio.run(main())
+
+
+def test_never_translated(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as r:  # the target speaks HTTP/1.1 alone
+            c = await client(r)
+            answer = await c.ask(fields(r))
+            assert answer.status == 502
+            assert json.loads(answer.body)["error"]["code"] == "upstream_tls"
+            assert r.untouched
+            assert r.records("outcome")[0]["reason"] == "upstream_tls"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("more", "change", "status", "code"),
+    [
+        ([], {"host": "api.good.test"}, 403, "identity_mismatch"),  # 11
+        ([], {"host": "evil.test"}, 403, "identity_mismatch"),
+        ([(b"host", b"evil.test")], {}, 403, "identity_mismatch"),
+        ([], {"path": b"/x HTTP/1.1\r\nHost: evil\r\n\r\nGET /smug"}, 400, "malformed"),  # 13
+        ([], {"path": b"/ok/a b"}, 400, "malformed"),
+        ([], {"path": b"/ok/../admin"}, 403, "path_ambiguous"),
+        ([], {"path": b"*"}, 400, "malformed"),
+        ([], {"path": b"https://evil.test/"}, 400, "malformed"),
+        ([], {"method": b"get"}, 403, "method_invalid"),
+        ([], {"method": b"GET /ok/a HTTP/1.1\r\nX: "}, 403, "method_invalid"),
+        ([(b"x-a", b"b\r\nc: d")], {}, 400, "malformed"),  # 18
+        ([(b"x-a", b"b\x00c")], {}, 400, "malformed"),
+        ([(b"transfer-encoding", b"chunked")], {"method": b"POST"}, 400, "malformed"),  # 15
+        ([(b"connection", b"close")], {}, 400, "malformed"),
+        ([(b"te", b"gzip")], {}, 400, "malformed"),
+        ([(b"X-Upper", b"a")], {}, 400, "malformed"),
+        ([(b"upgrade", b"websocket")], {}, 400, "malformed"),
+        ([(b"content-length", b"3")], {"method": b"POST"}, 400, "malformed"),  # and no body
+        ([(b":path", b"/ok/b")], {}, 400, "malformed"),
+        ([(b"x-http-method-override", b"DELETE")], {"method": b"POST"}, 403, "method_invalid"),
+    ],
+)
+def test_refused(more: Fields, change: dict[str, object], status: int, code: str, tmp_path: Path) -> None:
+    """HTTP/2's own library may end the stream or the connection before anybody judges: that is a refusal too."""
+
+    async def main() -> None:
+        async with rig(tmp_path, alpn=BOTH) as r:
+            c = await client(r)
+            answer = await c.ask(fields(r, *more, **change))  # type: ignore[arg-type]
+            assert r.untouched
+            assert not r.records("intent")
+            if answer.status:
+                assert (answer.status, json.loads(answer.body)["error"]["code"]) == (status, code)
+                assert r.reasons() == [code]
+            else:
+                assert r.reasons() == ["malformed"]
+
+    asyncio.run(main())
+
+
+def test_trailers_of_the_client_are_not_passed_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path, alpn=BOTH) as r:
+            c = await client(r)
+            stream = c.conn.get_next_available_stream_id()
+            c.conn.send_headers(stream, fields(r, method=b"POST"))
+            c.conn.send_data(stream, b"hello")
+            c.conn.send_headers(stream, [(b"authorization", b"Bearer mine")], end_stream=True)
+            c.flush()
+            assert (await c.answer(stream)).body == b"ok 5"
+            assert r.good.sessions[0].seen[0].trailers == []
+
+    asyncio.run(main())
+
+
+def test_a_large_upload_to_a_slow_target_is_not_held(tmp_path: Path) -> None:
+    """mitmproxy gives the client a window of two GiB and queues what the target does not take yet."""
+
+    async def main() -> None:
+        async with rig(tmp_path, alpn=BOTH, timeouts=Timeouts()) as r:
+            r.good.pace = 0.001
+            big = tmp_path / "big"
+            with big.open("wb") as file:
+                file.truncate(48 << 20)
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            code, out = await r.curl("--http2", "-T", str(big), f"https://h2.good.test:{r.direct}/ok/a")
+            assert (code, out) == (0, f"ok {48 << 20}")
+            grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+            assert grown < 24 << 20
+
+    asyncio.run(main())
+
+
+def test_a_large_answer_to_a_slow_client_is_not_held(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path, alpn=BOTH, timeouts=Timeouts()) as r:
+            r.good.answer_size = 48 << 20
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            args = ("--http2", "--limit-rate", "24M", "-o", "/dev/null", "-w", "%{size_download}")
+            code, out = await r.curl(*args, f"https://h2.good.test:{r.direct}/ok/a")
+            assert (code, out) == (0, str(48 << 20))
+            grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+            assert grown < 24 << 20
+
+    asyncio.run(main())
