@@ -222,6 +222,8 @@ def effective(
     Raises PolicyInvalid, RoleUnknown, PolicyUnsafe (of the ceiling), and PolicyUntrusted where the file lies in a tree
     that the jail can write, or was found in the work tree, and isn't the accepted one.
     """
+    if found.origin is Origin.TREE:
+        check_trusted(found.path, found.data, state_dir)  # before anything of it is parsed
     judged = untrusted(found, role=role, ceiling=ceiling)
     writable = judged.policy.roles[judged.role].workdir is Workdir.WRITE and not read_only
     if found.origin is Origin.TREE or (writable and inside(found.path, workdir)):

@@ -5,6 +5,7 @@ A pack is data that we ship, so a fault in one is our own and raises PackError i
 
 import tomllib
 from collections.abc import Mapping
+from functools import lru_cache
 
 from rules.paths import PathPattern
 from rules.policy import DenyRule
@@ -24,6 +25,7 @@ class PackError(RulesError):
     code = "pack_broken"
 
 
+@lru_cache(maxsize=32)
 def pack_rules(name: str, text: str) -> tuple[DenyRule, ...]:
     """Return the deny rules of one pack, each path with each suffix of the pack.
 

@@ -14,6 +14,7 @@ from rules.problems import Problem
 
 NOT_YET = "not yet: this version does not build that"
 MAX_ITEMS = 1000
+MAX_PROBLEMS = 200  # nobody reads more, and looking for the nearest word takes its time
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -67,8 +68,9 @@ class Report:
     problems: list[Problem] = field(default_factory=list)
 
     def add(self, where: str, message: str, hint: str = "") -> None:
-        """Record one fault."""
-        self.problems.append(Problem(where=where, message=message, hint=hint))
+        """Record one fault. Beyond MAX_PROBLEMS none is kept: the policy is refused already."""
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(Problem(where=where, message=message, hint=hint))
 
 
 def join(where: str, key: str) -> str:
@@ -89,6 +91,8 @@ class Table:
         self.where = where
         self.report = report
         for key in raw:
+            if len(report.problems) >= MAX_PROBLEMS:
+                break
             if key in later:
                 report.add(join(where, key), NOT_YET, "take the key out")
             elif key not in known:

@@ -1,10 +1,16 @@
 """Nothing that a policy says reaches above the ceiling; what fits below it comes through unchanged."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rules.ceiling import narrow
+from rules.decide import decide
+from rules.parse import parse_request
 from rules.policy import Policy, Unlisted
 from rules.problems import PolicyError
+from rules.request import Request, Via, Wire
+from rules.verdict import Allow
 from tests.rules.policies import load
 
 CEILING = """\
@@ -249,3 +255,57 @@ def test_all_comes_at_once() -> None:
         "role.dev.read",
         "role.dev.env",
     }
+
+
+HOSTS = ["a.x.example.org", "b.a.x.example.org", "*.x.example.org", "**.x.example.org"]
+SEGMENTS = st.lists(st.sampled_from(["a", "b", "*", "**"]), min_size=1, max_size=3).map(lambda p: "/" + "/".join(p))
+METHODS = st.sets(st.sampled_from(["GET", "POST"]), min_size=1)
+RULE = st.tuples(METHODS, st.lists(SEGMENTS, min_size=1, max_size=2, unique=True))
+ENDPOINT = st.tuples(st.sampled_from(HOSTS), st.lists(RULE, max_size=2), st.lists(SEGMENTS, max_size=1, unique=True))
+ENDPOINTS = st.lists(ENDPOINT, min_size=1, max_size=3)
+PATH = st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=3).map(lambda p: "/" + "/".join(p))
+
+
+def _text(endpoints: list[tuple[str, list[tuple[set[str], list[str]]], list[str]]]) -> str:
+    parts = ["version = 1"]
+    for n, (host, rules, denied) in enumerate(endpoints):
+        parts.append(f'[endpoint.e{n}]\nhost = "{host}"')
+        for m, (methods, paths) in enumerate(rules):
+            parts.append(f'[[endpoint.e{n}.allow]]\nid = "r{m}"\nmethods = {sorted(methods)}\npaths = {paths}')
+        parts += [f'[[endpoint.e{n}.deny]]\nid = "d{m}"\npaths = ["{path}"]' for m, path in enumerate(denied)]
+    return "\n".join([*parts, f"[role.dev]\nendpoints = {[f'e{n}' for n in range(len(endpoints))]}\n"])
+
+
+def _passes(policy: Policy, host: str, method: str, path: str) -> bool:
+    wire = Wire(
+        via=Via.CONNECT,
+        http_version="HTTP/1.1",
+        method=method.encode(),
+        target=path.encode(),
+        headers=((b"Host", host.encode()),),
+        tls=True,
+        connect_host=host.encode(),
+        connect_port=443,
+        sni=host,
+    )
+    request = parse_request(wire)
+    assert isinstance(request, Request)
+    return isinstance(decide(policy, "dev", request), Allow)
+
+
+@settings(max_examples=300, deadline=None)
+@given(ENDPOINTS, ENDPOINTS, st.sampled_from(HOSTS[:2]), st.sampled_from(["GET", "POST"]), PATH)
+def test_what_passes_below_the_ceiling_passes_the_ceiling(
+    mine: list[tuple[str, list[tuple[set[str], list[str]]], list[str]]],
+    theirs: list[tuple[str, list[tuple[set[str], list[str]]], list[str]]],
+    host: str,
+    method: str,
+    path: str,
+) -> None:
+    ceiling = load(_text([*theirs, *mine[:1]]))  # one of them shared, so that some of the pairs fit
+    try:
+        policy = narrow(load(_text(mine)), ceiling)
+    except PolicyError:
+        return
+    if _passes(policy, host, method, path):
+        assert _passes(ceiling, host, method, path)

@@ -18,6 +18,7 @@ from rules.policy import (
     Workdir,
 )
 from rules.problems import PolicyError
+from rules.tables import MAX_PROBLEMS
 from tests.rules.policies import PACKS, WHOLE, changed, load, problems
 
 MINIMAL = "version = 1\n"
@@ -461,6 +462,11 @@ def test_a_fault_in_the_endpoint_does_not_hide_one_in_its_binding() -> None:
         (b"\xff\xfe", "not UTF-8 at byte 0"),
         (b"#" * (MAX_BYTES + 1), "at most"),
         (b"a = " + b"[" * 5000, "TOML"),
+        (b"x = 1\n" + b"a." * 9 + b"b = 1\n", "line 2: a key of more than 8 parts"),
+        (b"a." * 100_000 + b"b = 1\n", "more than 8 parts"),
+        (b"x = { a = 1, " + b"a." * 100_000 + b"b = 1 }\n", "more than 8 parts"),
+        (b"x = {" + b"a." * 100_000 + b"b = 1 }\n", "more than 8 parts"),
+        (b" [[ 'a' . \"b\". " + b"a." * 7 + b"b ]]\n", "more than 8 parts"),
     ],
 )
 def test_what_is_not_toml_is_one_problem(data: bytes, part: str) -> None:
@@ -468,6 +474,10 @@ def test_what_is_not_toml_is_one_problem(data: bytes, part: str) -> None:
         load_policy(data, packs=PACKS, base_dir="/")
     assert len(caught.value.problems) == 1
     assert part in caught.value.problems[0].message
+
+
+def test_faults_are_bounded() -> None:
+    assert len(problems("".join(f"k{i} = 1\n" for i in range(5000)))) == MAX_PROBLEMS
 
 
 @pytest.mark.parametrize(
