@@ -133,7 +133,7 @@ class Daemon:
             message.close()
 
     async def _run(self, peer: Peer, body: dict[str, object]) -> None:
-        asked = Asked.parse(body)
+        asked = Asked.parse(body, peer.groups())
         chosen = await asyncio.to_thread(policy_for, asked, self.places)
         session = await open_session(self.parts, peer, asked, chosen, list(self.sessions.values()))
         self.sessions[session.run.id] = session

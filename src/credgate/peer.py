@@ -1,10 +1,15 @@
 """One end of a SOCK_SEQPACKET socket in the daemon's event loop: messages with descriptors, awaited."""
 
+import array
 import asyncio
 import socket
 from collections.abc import Sequence
 
 from jail import fdpass
+from jail.errors import JailError
+
+SO_PEERGROUPS = 59  # asm-generic/socket.h; the socket module lacks it
+MAX_GROUPS = 256  # what socket.getsockopt has room for
 
 
 class Peer:
@@ -41,6 +46,18 @@ class Peer:
             await waiter
         finally:
             remove(self.sock)
+
+    def groups(self) -> tuple[int, ...]:
+        """Supplementary groups of the process that connected, as they were then (SO_PEERGROUPS, Linux 4.13).
+
+        Raises JailError for more than 256 of them.
+        """
+        found = array.array("I")
+        try:
+            found.frombytes(self.sock.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, MAX_GROUPS * found.itemsize))
+        except OSError as error:
+            raise JailError("groups_not_shown", f"groups of the launcher: {error.strerror}") from None
+        return tuple(sorted(found))
 
     def close(self) -> None:
         """Close the socket; the other side sees the end."""

@@ -47,10 +47,11 @@ class Asked:
     workdir: str
     read_only: bool
     env_names: tuple[str, ...]
+    groups: tuple[int, ...] = ()  # the launcher's, by the kernel's word
 
     @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> "Asked":
-        """Build from the JSON of the control socket; raises PrepareError for another shape."""
+    def parse(cls, body: Mapping[str, Any], groups: tuple[int, ...] = ()) -> "Asked":
+        """Build from the JSON of the control socket and the peer's groups; raises PrepareError for another shape."""
         try:
             return cls(
                 argv=tuple(map(_text, body["argv"])),
@@ -61,6 +62,7 @@ class Asked:
                 workdir=_text(body["workdir"]),
                 read_only=body["read_only"] is True,
                 env_names=tuple(map(_text, body["env_names"])),
+                groups=groups,
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise PrepareError("bad_request", f"run.open: {type(error).__name__}: {error}") from None
@@ -136,9 +138,9 @@ def expose(tree: str, places: Places) -> None:
             raise PrepareError("tree_exposes_state", f"{tree}: holds or is part of {mine}", "choose another tree")
 
 
-def refuse_group_trees(trees: Sequence[str], person: Person) -> None:
+def refuse_group_trees(trees: Sequence[str], person: Person, groups: tuple[int, ...]) -> None:
     """Supplementary groups can't be dropped without root (measured): what only they open is not bound."""
-    kept = set(os.getgroups()) - {person.gid}
+    kept = set(groups) - {person.gid}
     for tree in trees:
         facts = Path(tree).stat()
         by_group = facts.st_gid in kept and facts.st_uid != person.uid and not facts.st_mode & 0o005
@@ -236,7 +238,7 @@ def jail_spec(
     for tree in command.trees:
         expose(tree, places)
     refuse_sockets([workdir, *trees])
-    refuse_group_trees([workdir, *trees], person)
+    refuse_group_trees([workdir, *trees], person, asked.groups)
     cwd = os.path.realpath(asked.cwd)
     cwd = cwd if under(cwd, workdir) else workdir
     inside = _inside(policy, role, person, command, named, network, cwd)

@@ -42,10 +42,16 @@ class Shown:
     differences: tuple[str, ...]
 
 
-def read_back(spec: JailSpec, berth: Berth, pid1: int, workload: int, network: dict[str, Any]) -> Shown:
-    """Read both processes and compare. `network` is what the berth's holder dumped."""
-    first, second = readback.read_facts(pid1), readback.read_facts(workload)
-    wanted = expected(spec, berth)
+def read_back(
+    spec: JailSpec, berth: Berth, groups: tuple[int, ...], pids: tuple[int, int], network: dict[str, Any]
+) -> Shown:
+    """Read both processes and compare.
+
+    groups: the launcher's supplementary groups, by the kernel's word. pids: of pid 1 and of the workload, on the host.
+    network: what the berth's holder dumped.
+    """
+    first, second = readback.read_facts(pids[0]), readback.read_facts(pids[1])
+    wanted = expected(spec, berth, groups)
     differences = (
         *_sentences("pid 1", readback.compare(wanted, first)),
         *_sentences("workload", readback.compare(readback.beside(wanted, first, pid_inside=2), second)),
@@ -56,7 +62,7 @@ def read_back(spec: JailSpec, berth: Berth, pid1: int, workload: int, network: d
     return Shown(id=f"p{digest[:16]}", guards=tuple(f"{name}=shown" for name in GUARDS), differences=differences)
 
 
-def expected(spec: JailSpec, berth: Berth) -> readback.Expected:
+def expected(spec: JailSpec, berth: Berth, groups: tuple[int, ...]) -> readback.Expected:
     """What /proc must show of pid 1."""
     own = readback.read_facts(os.getpid())
     filters = own.filters if isinstance(own.filters, int) else 0  # an outer sandbox's own are inherited
@@ -64,7 +70,7 @@ def expected(spec: JailSpec, berth: Berth) -> readback.Expected:
         pid_inside=1,
         uid=spec.uid,
         gid=spec.gid,
-        groups=tuple(sorted(os.getgroups())),  # rootless they can't be dropped: the same, and never more
+        groups=groups,  # rootless they can't be dropped: the launcher's own, and never more
         namespaces={"user": os.fstat(berth.userns).st_ino, "net": os.fstat(berth.jail_netns).st_ino},
         foreign=readback.own_namespaces(),
         routes=(("jail0", IPv4Network(f"{spec.gateway}/32")),),

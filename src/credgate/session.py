@@ -29,6 +29,7 @@ from jail.errors import JailError
 from jail.keeper_client import Berth, KeeperProcess
 from jail.plan import JailSpec, build_plan
 from resolver.client import ResolverProcess
+from resolver.errors import ResolverError
 from rules.names import table_for
 from rules.placeholders import make_decoy
 from rules.policy import Policy
@@ -116,14 +117,14 @@ class Session:
 
     async def drive(self) -> None:
         """Everything from the hand-over to the end; tells the launcher how it went. Never raises for a jail's fault."""
-        ending = Ending(status=REFUSED, reason="killed")
+        ending = Ending(status=REFUSED, reason="gateway")
         try:
             await self._serve()
             await self._hand_over()
             self._mounts = await self._prove()
             await self._go()
             ending = await self._watch(self._mounts)
-        except (CredgateError, JailError) as error:
+        except (CredgateError, JailError, ResolverError) as error:
             status = error.exit_status if isinstance(error, CredgateError) else REFUSED
             ending = Ending(status=status, reason=error.code)
             await self._tell(
@@ -178,7 +179,7 @@ class Session:
         self.pidfd = os.pidfd_open(first.pid)
         mounts = MountWatch.of(first.pid)
         facts = await asyncio.to_thread(self.parts.keeper.facts, self.berth.id)
-        shown = proof.read_back(self.spec, self.berth, first.pid, armed.pid, facts)
+        shown = proof.read_back(self.spec, self.berth, self.peer.groups(), (first.pid, armed.pid), facts)
         if shown.differences:
             raise Refusal("proof_failed", "; ".join(shown.differences), "`credgate doctor` says what this host can do")
         seq = self.parts.ledger.append(
