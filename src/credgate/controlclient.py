@@ -16,7 +16,7 @@ START = 30.0  # seconds that a daemon may take to say ready
 IDLE = 600.0  # seconds without a run after which it leaves
 # What a desktop keyring is reached by, and where our own files are; nothing else of the caller's reaches the daemon.
 KEPT = ("HOME", "USER", "LOGNAME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR")
-KEPT_MORE = ("DBUS_SESSION_BUS_ADDRESS",)
+KEPT_MORE = ("DBUS_SESSION_BUS_ADDRESS", "CREDENTIALS_DIRECTORY")
 CANNOT = 125
 
 
