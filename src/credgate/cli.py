@@ -1,7 +1,11 @@
 """The command line: one module a subcommand, imported when it is asked for."""
 
 import importlib
+import os
+import signal
 import sys
+
+from credgate.errors import CredgateError, print_error
 
 COMMANDS = {
     "run": "run a command in a jail",
@@ -28,6 +32,20 @@ def usage() -> str:
     )
 
 
+def _call(name: str, argv: list[str]) -> int:
+    """One subcommand; its expected errors end here, said in two lines."""
+    module = importlib.import_module(f"credgate.commands.{name}")
+    try:
+        result: int = module.main(argv)
+        sys.stdout.flush()
+    except CredgateError as error:
+        return print_error(error)
+    except BrokenPipeError:  # `credgate log show | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return result
+
+
 def main(argv: list[str]) -> int:
     """Dispatch; returns the exit status."""
     if not argv or argv[0] in ("-h", "--help"):
@@ -35,9 +53,7 @@ def main(argv: list[str]) -> int:
         return 0 if argv else USAGE
     name = argv[0]
     if name in COMMANDS:
-        module = importlib.import_module(f"credgate.commands.{name}")
-        result: int = module.main(argv[1:])
-        return result
+        return _call(name, argv[1:])
     if name in LATER:
         print(f"error: {name}: not yet in this version\nhint: credgate --help lists what is there", file=sys.stderr)
         return USAGE
