@@ -23,7 +23,8 @@ from credgate.gateway.server import Gateway
 from credgate.ledger.writer import Ledger
 from credgate.paths import Places, private_dir
 from credgate.peer import Peer, accept
-from credgate.prepare import Asked, Person, policy_for
+from credgate.policyfile import find_for_run
+from credgate.prepare import Asked, Person
 from credgate.session import Parts, Session, open_session
 from credgate.trust import prepare as prepare_trust
 from credgate.vault import Vault
@@ -134,7 +135,7 @@ class Daemon:
 
     async def _run(self, peer: Peer, body: dict[str, object]) -> None:
         asked = Asked.parse(body, peer.groups())
-        chosen = await asyncio.to_thread(policy_for, asked, self.places)
+        chosen = await asyncio.to_thread(find_for_run, asked, self.places)
         session = await open_session(self.parts, peer, asked, chosen, list(self.sessions.values()))
         self.sessions[session.run.id] = session
         try:

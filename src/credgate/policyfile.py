@@ -94,10 +94,10 @@ def shipped_packs() -> Mapping[str, str]:
     return {p.name.removesuffix(".toml"): p.read_text("utf-8") for p in folder.iterdir() if p.name.endswith(".toml")}
 
 
-def find_for_run(asked: "Asked", places: Places, ceiling: Path = CEILING) -> Policy:
-    """Return the policy as it counts for a run that was asked for. Raises CredgateError, with exit status 125."""
+def find_for_run(asked: "Asked", places: Places, ceiling: Path = CEILING) -> Effective:
+    """Return the policy as it counts for a run that was asked for, in the real work tree. Raises CredgateError, with exit status 125."""
     cwd = Path(asked.cwd)
-    workdir = cwd / asked.workdir
+    workdir = (cwd / asked.workdir).resolve()
     try:
         found = find_policy(
             explicit=asked.policy or None, env=asked.env, cwd=cwd, workdir=workdir, config_dir=places.config
@@ -109,7 +109,7 @@ def find_for_run(asked: "Asked", places: Places, ceiling: Path = CEILING) -> Pol
             state_dir=places.state,
             read_only=asked.read_only,
             ceiling=ceiling,
-        ).policy
+        )
     except CredgateError as error:
         error.exit_status = REFUSED
         raise

@@ -15,7 +15,7 @@ from credgate.clientenv import Inside, build_environment
 from credgate.command import Command, find_command
 from credgate.errors import CredgateError
 from credgate.paths import Places
-from credgate.policyfile import Effective, effective, find_policy
+from credgate.policyfile import Effective
 from credgate.trust import INSIDE_BUNDLE, Trust
 from jail import landlock, seccomp
 from jail.plan import ETC_ALLOWED, JailSpec, SystemEntry, Tree, private_trees, under
@@ -72,15 +72,6 @@ def _text(value: object) -> str:
     if not isinstance(value, str) or "\0" in value:
         raise TypeError(f"got {type(value).__name__}, expected text without NUL")
     return value
-
-
-def policy_for(asked: Asked, places: Places) -> Effective:
-    """The policy as it counts for this run. Raises CredgateError: none, unsafe, untrusted, faults, unknown role."""
-    workdir = Path(os.path.realpath(Path(asked.cwd, asked.workdir or asked.cwd)))
-    found = find_policy(
-        explicit=asked.policy or None, env=asked.env, cwd=Path(asked.cwd), workdir=workdir, config_dir=places.config
-    )
-    return effective(found, role=asked.role, workdir=workdir, state_dir=places.state, read_only=asked.read_only)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -392,7 +392,7 @@ def _asked(host: Host, policy: str = "", workdir: str = "", role: str = "") -> A
 
 def test_a_run_finds_its_policy(host: Host) -> None:
     host.write(host.home / "p.toml", WRITES)
-    assert find_for_run(_asked(host, "../p.toml"), host.places, host.ceiling).roles["dev"].name == "dev"
+    assert find_for_run(_asked(host, "../p.toml"), host.places, host.ceiling).role == "dev"
 
 
 def test_a_run_without_a_policy_ends_with_125(host: Host) -> None:
