@@ -178,10 +178,10 @@ def test_a_large_upload_to_a_slow_target_is_not_held(tmp_path: Path) -> None:
             r.good.pace = 0.001
             big = tmp_path / "big"
             with big.open("wb") as file:
-                file.truncate(48 << 20)
+                file.truncate(32 << 20)
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             code, out = await r.curl("--http2", "-T", str(big), f"https://h2.good.test:{r.direct}/ok/a")
-            assert (code, out) == (0, f"ok {48 << 20}")
+            assert (code, out) == (0, f"ok {32 << 20}")
             grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
             assert grown < 24 << 20
 
@@ -191,11 +191,11 @@ def test_a_large_upload_to_a_slow_target_is_not_held(tmp_path: Path) -> None:
 def test_a_large_answer_to_a_slow_client_is_not_held(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path, alpn=BOTH, timeouts=Timeouts()) as r:
-            r.good.answer_size = 48 << 20
+            r.good.answer_size = 32 << 20
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             args = ("--http2", "--limit-rate", "24M", "-o", "/dev/null", "-w", "%{size_download}")
             code, out = await r.curl(*args, f"https://h2.good.test:{r.direct}/ok/a")
-            assert (code, out) == (0, str(48 << 20))
+            assert (code, out) == (0, str(32 << 20))
             grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
             assert grown < 24 << 20
 

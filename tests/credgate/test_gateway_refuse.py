@@ -290,7 +290,7 @@ def test_requests_sent_ahead_are_bounded(tmp_path: Path) -> None:
                     client.writer.write(one * 20)
                     await asyncio.sleep(0)
             assert len(r.records("intent")) == 1
-            assert len(r.good.seen) == 1
+            assert len(r.good.seen) <= 1
             release.set()
 
     asyncio.run(main())

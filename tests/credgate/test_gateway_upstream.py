@@ -247,6 +247,45 @@ def test_a_handshake_that_hangs(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_handshake_that_is_cut_off(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+
+            async def slam(_reader: object, writer: Writer) -> None:
+                await asyncio.sleep(0.05)
+                writer.close()
+
+            async with await asyncio.start_server(slam, "127.0.0.1", 0) as server:
+                moved(r, "good", server.sockets[0].getsockname()[1])
+                assert await ask(r) == (502, "upstream_reset")
+                assert told(r) == "upstream_reset"
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_while_its_request_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            fetch = r.vault.fetch
+
+            async def slow(*args: object) -> object:
+                await asyncio.sleep(0.2)
+                return await fetch(*args)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(r.vault, "fetch", slow)
+            client = await r.tunnel()
+            client.writer.write(b"GET /ok/a HTTP/1.1\r\nHost: api.good.test:%d\r\n\r\n" % r.direct)
+            await client.writer.drain()
+            await asyncio.sleep(0.05)
+            client.close()
+            await asyncio.sleep(0.4)
+            assert len(r.records("intent")) == len(r.records("outcome"))
+            assert [o.get("reason") for o in r.records("outcome")] in ([], [None])
+            assert len(r.good.seen) <= 1
+
+    asyncio.run(main())
+
+
 def test_a_connect_that_hangs(tmp_path: Path) -> None:
     """A full backlog of a socket that nobody accepts on: the kernel drops the SYN."""
 

@@ -119,6 +119,7 @@ class GateHandler(LiveConnectionHandler):
         self._client_gate, self._server_gate = Gate(), Gate()
         self._progress: asyncio.TimerHandle | None = None
         self._broken: set[str] = set()
+        self._late_ids: set[str] = set()
         self._connecting: dict[Connection, asyncio.TimerHandle | None] = {}
         super().__init__(
             cast("asyncio.StreamReader", GatedReader(reader, self._client_gate, lambda: None)), writer, options, mode
@@ -233,15 +234,18 @@ class GateHandler(LiveConnectionHandler):
         servers = (c for c in self.transports if isinstance(c, Server))
         return frozenset(s.address for s in servers if s.connected and s.address is not None)
 
-    def connecting_done(self, connection: Connection) -> bool:
-        """An upstream handshake is over, one way or the other; say whether it was cut short for being late."""
+    def connecting_done(self, connection: Connection) -> None:
+        """An upstream connection is ready, or will never be."""
         if connection not in self._connecting:
-            return True
+            return
         timer = self._connecting.pop(connection)
         if timer is not None:
             timer.cancel()
         self._client_gate.release()
-        return False
+
+    def is_late(self, connection: Connection) -> bool:
+        """Whether a handshake was cut short for taking too long."""
+        return connection.id in self._late_ids
 
     def is_broken(self, connection: Connection) -> bool:
         """Whether a connection was reset, rather than closed."""
@@ -310,8 +314,8 @@ class GateHandler(LiveConnectionHandler):
             self._connecting[server] = loop.call_later(self._hooks.timeouts.tls, self._late, server)
 
     def _late(self, server: Server) -> None:
-        """A handshake takes too long. connecting_done finds nothing afterwards, by which the hook knows."""
-        self.connecting_done(server)
+        """A handshake takes too long."""
+        self._late_ids.add(server.id)
         self.drop(server)
 
     async def server_event(self, event: events.Event) -> None:

@@ -162,9 +162,10 @@ class Hooks:
 
     async def tls_failed_client(self, handler: "GateHandler", data: TlsData) -> None:
         """The client gave up, or sent no TLS behind the first byte."""
-        not_tls = (data.conn.error or "").startswith("Cannot parse ClientHello")
-        if not_tls:
+        if (data.conn.error or "").startswith("Cannot parse ClientHello"):
             self.judge.records.connection(handler.state, Reason.NOT_HTTP, detail="neither TLS nor HTTP")
+        else:
+            self.judge.records.broken_off(handler.state, data.conn.sni or "")
 
     async def requestheaders(self, handler: "GateHandler", flow: HTTPFlow) -> None:
         """Judge one request; on Allow its headers are the judged ones with the secret in place."""
@@ -226,9 +227,9 @@ class Hooks:
 
     async def tls_failed_server(self, handler: "GateHandler", data: TlsData) -> None:
         """No handshake: those who wait learn why, and the next request may try again."""
-        late = handler.connecting_done(data.conn)
+        handler.connecting_done(data.conn)
         closed = Reason.UPSTREAM_RESET if data.conn.error == "connection closed" else Reason.UPSTREAM_TLS
-        reason = Reason.UPSTREAM_TIMEOUT if late else closed
+        reason = Reason.UPSTREAM_TIMEOUT if handler.is_late(data.conn) else closed
         handler.state.blame(data.conn.address if isinstance(data.conn, Server) else None, reason)
         data.conn.error = None  # mitmproxy would refuse every later request with it
 
@@ -259,12 +260,11 @@ class Hooks:
     async def error(self, handler: "GateHandler", flow: HTTPFlow) -> None:
         """An exchange broke: record how, and have the refusal ready that is spoken if nothing was yet."""
         exchange = exchange_of(flow)
-        if exchange.client_gone:  # nobody is left to be told
+        if exchange.client_gone or exchange.failure is None:  # nobody is left to be told
             self._end(handler.state, exchange, detail="client closed the connection")
             return
-        reason = exchange.failure or Reason.UPSTREAM_INVALID
-        exchange.refusal = exchange.refusal or Refusal(deny=deny(reason))
-        self._end(handler.state, exchange, reason=reason)
+        exchange.refusal = exchange.refusal or Refusal(deny=deny(exchange.failure))
+        self._end(handler.state, exchange, reason=exchange.failure)
 
     def _deny(self, handler: "GateHandler", flow: HTTPFlow, verdict: Deny) -> None:
         exchange, state = exchange_of(flow), handler.state

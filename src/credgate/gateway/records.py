@@ -109,6 +109,12 @@ class Records:
             request_id=request_id,
         )
 
+    def broken_off(self, state: ClientState, sni: str) -> None:
+        """Say that a client did not finish TLS with us: most often one that does not know our CA."""
+        self.ledger.append(
+            "tunnel", **_run_fields(state), port=state.port, sni=sni, detail="the client broke off the TLS handshake"
+        )
+
 
 def _run_fields(state: ClientState) -> dict[str, object]:
     run = state.run

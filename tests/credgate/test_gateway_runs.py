@@ -1,0 +1,233 @@
+"""Runs come and go; each is known by its listener, and ends whole."""
+
+import asyncio
+import logging
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+
+from credgate.gateway import hooks, mode
+from credgate.gateway.server import Gateway, GatewayError
+from credgate.runs import Listener, Run
+from tests.credgate.gateway_rig import DECOY, SECRET, Rig, listening, rig
+
+
+def second_run(r: Rig, **changes: object) -> tuple[Run, list[Listener]]:
+    fields = {"decoys": {"swap": DECOY[::-1]}, "proof": "proof-2", **changes}
+    sock = listening()
+    port = sock.getsockname()[1]
+    run = Run(id="run-2", policy=r.run.policy, role="dev", gateway_ip="127.0.0.98", proxy_port=port, **fields)  # type: ignore[arg-type]
+    return run, [Listener(sock=sock, port=port, proxy=True)]
+
+
+def test_a_run_is_known_by_its_listener(tmp_path: Path) -> None:
+    """The placeholder of one run is nothing in another, though both come from one address."""
+
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            run, listeners = second_run(r)
+            await r.gateway.serve(run, listeners)
+            host = f"api.good.test:{r.direct}"
+            mine, r.proxy = r.proxy, listeners[0].port
+            client = await r.tunnel()
+            assert (await client.get("/ph/a", host=host, Authorization=f"token {DECOY}")).status == 200
+            assert r.good.seen[-1].values(b"authorization") == []  # a stranger's credential: taken out
+            assert (await client.get("/ph/a", host=host, Authorization=f"token {DECOY[::-1]}")).status == 200
+            assert SECRET[::-1].encode() in r.good.seen[-1].raw
+            assert {x["run"] for x in r.records("intent")} == {"run-2"}
+            assert (run.allowed, r.run.allowed) == (2, 0)
+            r.proxy = mine
+
+    asyncio.run(main())
+
+
+def test_closing_a_run_ends_its_connections_and_no_others(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            release = asyncio.Event()
+
+            async def hang(_seen: object, _reader: object, writer: asyncio.StreamWriter) -> None:
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\npart")
+                await writer.drain()
+                await release.wait()
+
+            run, listeners = second_run(r)
+            await r.gateway.serve(run, listeners)
+            theirs = await r.tunnel()
+            r.proxy = listeners[0].port
+            mine, idle = await r.tunnel(), await r.tunnel(sni=None)
+            r.good.script = hang
+            for client in (theirs, mine):
+                client.writer.write(b"GET /ok/a HTTP/1.1\r\nHost: api.good.test:%d\r\n\r\n" % r.direct)
+                await client.reader.readuntil(b"part")
+            await r.gateway.close("run-2")
+            assert await mine.rest() == b""
+            assert await idle.rest() == b""
+            with pytest.raises(ConnectionError):
+                await r.dial(listeners[0].port)
+            assert [x["detail"] for x in r.records("outcome")] == ["the run ended"]
+            release.set()
+            assert not theirs.writer.transport.is_closing()
+            await r.gateway.close("run-2")  # once more is no error
+
+    asyncio.run(main())
+
+
+def test_a_socket_that_does_not_listen(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            good, bad = listening(), socket.socket()
+            with bad:
+                bad.bind(("127.0.0.1", 0))
+                run, unused = second_run(r)
+                unused[0].sock.close()
+                wanted = [Listener(sock=good, port=1, proxy=True), Listener(sock=bad, port=2, proxy=False)]
+                port = good.getsockname()[1]
+                with pytest.raises(GatewayError, match="listen_failed"):
+                    await r.gateway.serve(run, wanted)
+                with pytest.raises(ConnectionError):  # none of them is served
+                    await r.dial(port)
+
+    asyncio.run(main())
+
+
+def test_a_run_twice(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            with pytest.raises(GatewayError, match="run_served"):
+                await r.gateway.serve(r.run, [])
+
+    asyncio.run(main())
+
+
+def test_not_started(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            fresh = Gateway(
+                authority=r.extra["authority"],
+                ledger=r.extra["ledger"],
+                vault=r.vault,  # type: ignore[arg-type]
+                resolve=lambda _host: asyncio.sleep(0, ()),  # type: ignore[arg-type]
+                own_addresses=frozenset,
+            )
+            with pytest.raises(GatewayError, match="gateway_stopped"):
+                await fresh.serve(r.run, [])
+
+    asyncio.run(main())
+
+
+def test_a_missing_hook_is_no_gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            monkeypatch.setattr("credgate.gateway.server.HOOKS", (*hooks.HOOKS, "no_such_hook"))
+            with pytest.raises(GatewayError, match="no_such_hook"):
+                await r.gateway.start()
+
+    asyncio.run(main())
+
+
+def test_a_missing_option_is_no_gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            monkeypatch.setattr("credgate.gateway.server._OPTIONS", {"no_such_option": False})
+            with pytest.raises(GatewayError, match="option"):
+                await r.gateway.start()
+
+    asyncio.run(main())
+
+
+def test_an_unknown_hook_ends_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook that no release had yet, or one that means raw bytes."""
+
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            names = tuple(n for n in hooks.HOOKS if n != "request")
+            monkeypatch.setattr("credgate.gateway.handler.HOOKS", names)
+            client = await r.tunnel()
+            client.writer.write(b"GET /ok/a HTTP/1.1\r\nHost: api.good.test:%d\r\n\r\n" % r.direct)
+            assert await client.rest() == b""
+            assert r.untouched
+
+    asyncio.run(main())
+
+
+def test_the_options_are_the_strict_ones(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            options = r.gateway._options
+            assert options.connection_strategy == "lazy"
+            assert options.validate_inbound_headers is True
+            assert (options.rawtcp, options.http3, options.websocket, options.upstream_cert) == (False,) * 4
+
+    asyncio.run(main())
+
+
+def test_connections_of_a_run_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            monkeypatch.setattr(mode, "MAX_CONNECTIONS", 3)
+            clients = [await r.tunnel(sni=None) for _ in range(3)]
+            surplus = await r.dial(r.proxy)
+            assert await surplus.rest() == b""
+            clients[0].close()
+            await asyncio.sleep(0.05)
+            assert await r.tunnel(sni=None)
+
+    asyncio.run(main())
+
+
+def test_nodelay_on_both_sides(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            client = await r.tunnel()
+            assert (await client.get(host=f"api.good.test:{r.direct}")).status == 200
+            (handler,) = (h for i in r.gateway._instances["run-1"] for h in i.handlers)
+            sockets = [t.writer.get_extra_info("socket") for t in handler.transports.values()]
+            assert len(sockets) == 2
+            assert all(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for s in sockets)
+
+    asyncio.run(main())
+
+
+def test_a_client_that_does_not_trust_us_is_noted(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await asyncio.open_connection("127.0.0.1", r.direct, ssl=True, server_hostname="api.good.test")
+            async with asyncio.timeout(5):
+                while not r.records("tunnel"):
+                    await asyncio.sleep(0.01)
+            (note,) = r.records("tunnel")
+            assert note["sni"] == "api.good.test"
+            assert "broke off" in note["detail"]
+
+    asyncio.run(main())
+
+
+def test_the_engine_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its texts quote URLs, headers and bytes."""
+    caplog.set_level(logging.DEBUG)
+
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            client = await r.tunnel()
+            await client.get("/ok/canary", host=f"api.good.test:{r.direct}", X_Canary="canary")
+            await client.ask(b"GET /canary\x00 HTTP/1.1\r\n\r\n")
+
+    asyncio.run(main())
+    assert [x.name for x in caplog.records if x.name.startswith(("mitmproxy", "h2", "hpack"))] == []
+    assert "canary" not in caplog.text
+
+
+def test_a_proxy_variable_of_the_daemon_means_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            client = await r.tunnel()
+            assert (await client.get(host=f"api.good.test:{r.direct}")).status == 200
+
+    asyncio.run(main())
