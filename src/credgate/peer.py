@@ -20,12 +20,17 @@ class Peer:
         self.sock = sock
 
     async def recv(self) -> fdpass.Received | None:
-        """Wait for the next message; None at the end. Raises JailError for a malformed one, OSError as recvmsg."""
+        """Wait for the next message; None at the end. Raises JailError for a malformed one, OSError as recvmsg.
+
+        A peer that dies with messages of ours unread resets the connection (unix(7)): that is its end too.
+        """
         while True:
             try:
                 return fdpass.recv(self.sock)
             except BlockingIOError:
                 await self._ready(write=False)
+            except ConnectionResetError:
+                return None
 
     async def send(self, body: fdpass.Json, fds: Sequence[int] = ()) -> None:
         """Send one message, waiting while the other side's queue is full. Raises OSError when it is gone."""

@@ -4,13 +4,14 @@ The only module that knows gateway, resolver, berth and jail together.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import secrets
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from credgate import proof
@@ -117,7 +118,7 @@ class Session:
 
     async def drive(self) -> None:
         """Everything from the hand-over to the end; tells the launcher how it went. Never raises for a jail's fault."""
-        ending = Ending(status=REFUSED, reason="gateway")
+        ending = Ending(status=128 + signal.SIGKILL, reason="gateway")
         try:
             await self._serve()
             await self._hand_over()
@@ -127,9 +128,12 @@ class Session:
         except (CredgateError, JailError, ResolverError) as error:
             status = error.exit_status if isinstance(error, CredgateError) else REFUSED
             ending = Ending(status=status, reason=error.code)
-            await self._tell(
-                {"ev": "refused", "code": error.code, "detail": error.detail, "hint": error.hint, "exit": status}
-            )
+            await self._tell(_refused(error))
+        except BaseException:  # ours, and raised again: the run ends closed, and whoever waits for it is told
+            if not self.ready:
+                ending = Ending(status=REFUSED, reason="internal")
+                await self._tell(_refused(Refusal("internal", "the daemon failed", "its log says more")))
+            raise
         finally:
             await self._close(ending)
 
@@ -174,9 +178,9 @@ class Session:
         Returns the watch of the mount table as it was read back.
         """
         first = await self._expect(self.pid1, "pid1")
-        armed = await self._expect(self.work, "armed")
         self.pid = first.pid
         self.pidfd = os.pidfd_open(first.pid)
+        armed = await self._expect(self.work, "armed")
         mounts = MountWatch.of(first.pid)
         facts = await asyncio.to_thread(self.parts.keeper.facts, self.berth.id)
         shown = proof.read_back(self.spec, self.berth, self.peer.groups(), (first.pid, armed.pid), facts)
@@ -216,7 +220,11 @@ class Session:
         """Wait for pid 1's exit report, while the launcher's end or a changed mount table begins the end."""
         async with asyncio.TaskGroup() as tasks:
             watching = (tasks.create_task(self._launcher_leaves()), tasks.create_task(self._mounts_change(mounts)))
-            report = await self.pid1.recv()
+            try:
+                report = await self.pid1.recv()
+            except JailError as error:  # nothing that pid 1 would say: it is no longer ours
+                log.error("run %s: pid 1: %s", self.run.id, error)
+                report = None
             for task in watching:
                 task.cancel()
         if report is None or report.body.get("ev") != "exit":  # pid 1 itself was killed
@@ -224,12 +232,14 @@ class Session:
         return Ending(status=int(str(report.body["status"])), reason=str(report.body["reason"]))
 
     async def _launcher_leaves(self) -> None:
-        await self.peer.recv()  # it has nothing to say: whatever comes is its end
+        with contextlib.suppress(JailError):
+            await self.peer.recv()  # it has nothing to say: whatever comes is its end
         await self.end("killed")
 
     async def _mounts_change(self, mounts: MountWatch) -> None:
         await mounts.changed()
-        self.parts.ledger.append("alarm", run=self.run.id, reason="mount_changed", verdict="kill")
+        with self._going_on("record the alarm"):
+            self.parts.ledger.append("alarm", run=self.run.id, reason="mount_changed", verdict="kill")
         await self.end("alarm")
 
     async def end(self, reason: str) -> None:
@@ -247,16 +257,39 @@ class Session:
             log.info("run %s: the launcher is gone", self.run.id)
 
     async def _close(self, ending: Ending) -> None:
-        """Death first, confirmed; then nothing listens for this run; then the last record, then the launcher hears."""
+        """Death first, confirmed; then nothing listens for this run; then the last record, then the launcher hears.
+
+        A step that fails (the keeper died, the disk is full) is logged and keeps none of the others from being done.
+        """
         self.run.revoked = True
         if self._mounts is not None:
             self._mounts.close()
         self.pid1.close()
         self.work.close()
-        await self._confirm_death()
-        await self.parts.gateway.close(self.run.id)
-        await self.parts.resolver.remove(self.run.id)
-        off_route = self._off_route()
+        with self._going_on("confirm the death of pid 1"):
+            await self._confirm_death()
+        with self._going_on("close the listeners"):
+            await self.parts.gateway.close(self.run.id)
+        with self._going_on("take the names back"):
+            await self.parts.resolver.remove(self.run.id)
+        off_route = 0
+        with self._going_on("record the end"):
+            off_route = self._off_route()
+            self._record_end(ending, off_route)
+        self.berth.close()
+        with self._going_on("end the berth"):
+            await asyncio.to_thread(self.parts.keeper.release, self.berth.id)
+        await self._tell_end(ending, off_route)
+        self.peer.close()
+
+    @contextlib.contextmanager
+    def _going_on(self, step: str) -> Iterator[None]:
+        try:
+            yield
+        except (CredgateError, JailError, ResolverError, OSError) as error:
+            log.error("run %s: can't %s: %s", self.run.id, step, error)
+
+    def _record_end(self, ending: Ending, off_route: int) -> None:
         self.parts.ledger.append(
             "run.end",
             run=self.run.id,
@@ -265,8 +298,8 @@ class Session:
             reason=ending.reason,
             count=off_route,
         )
-        self.berth.close()
-        await asyncio.to_thread(self.parts.keeper.release, self.berth.id)
+
+    async def _tell_end(self, ending: Ending, off_route: int) -> None:
         denied = max(0, self.run.denied - self.uncounted)
         await self._tell(
             {
@@ -278,7 +311,6 @@ class Session:
                 "off_route": off_route,
             }
         )
-        self.peer.close()
 
     def _off_route(self) -> int:
         """IPv4 attempts at addresses the jail has no route to; IPv6 is off and leaves no count."""
@@ -312,6 +344,12 @@ def _channel() -> tuple[Peer, socket.socket]:
     mine, theirs = fdpass.pair()
     fdpass.want_credentials(mine)
     return Peer(mine), theirs
+
+
+def _refused(error: CredgateError | JailError | ResolverError) -> fdpass.Json:
+    """The message to the launcher; its words are those of the error."""
+    status = error.exit_status if isinstance(error, CredgateError) else REFUSED
+    return {"ev": "refused", "code": error.code, "detail": error.detail, "hint": error.hint, "exit": status}
 
 
 def _failure(body: fdpass.Json) -> Refusal:
