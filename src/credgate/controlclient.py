@@ -7,6 +7,7 @@ import select
 import socket
 import sys
 import time
+from collections.abc import Sequence
 
 from credgate.errors import CredgateError
 from credgate.paths import Places, private_dir
@@ -18,6 +19,7 @@ IDLE = 600.0  # seconds without a run after which it leaves
 KEPT = ("HOME", "USER", "LOGNAME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR")
 KEPT_MORE = ("DBUS_SESSION_BUS_ADDRESS", "CREDENTIALS_DIRECTORY")
 CANNOT = 125
+HINT = "`credgate doctor` says what this host can do; the daemon's log may say more"  # for an error that brings none
 
 
 def connect(places: Places) -> socket.socket | None:
@@ -46,20 +48,21 @@ def connect_or_start(places: Places, idle: float = IDLE) -> socket.socket:
             _start(places, idle)
             sock = connect(places)
         if sock is None:
-            raise CredgateError("daemon_gone", "the daemon said ready and is gone", f"see {_log(places)}", CANNOT)
+            raise CredgateError("daemon_gone", "the daemon said ready and is gone", f"see {log_file(places)}", CANNOT)
         return sock
     finally:
         os.close(starting)
 
 
-def _log(places: Places) -> str:
+def log_file(places: Places) -> str:
+    """Where the daemon writes what it can't tell anybody."""
     return str(places.run / "daemon.log")
 
 
 def _start(places: Places, idle: float) -> None:
     ready, theirs = os.pipe()
     os.set_inheritable(theirs, True)
-    log = os.open(_log(places), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    log = os.open(log_file(places), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     environment = {name: os.environ[name] for name in (*KEPT, *KEPT_MORE) if name in os.environ}
     environment |= {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
@@ -78,33 +81,50 @@ def _await_ready(places: Places, ready: int) -> None:
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([ready], [], [], left)[0]:
             raise CredgateError(
-                "daemon_slow", f"no word from the daemon in {START:.0f} s", f"see {_log(places)}", CANNOT
+                "daemon_slow", f"no word from the daemon in {START:.0f} s", f"see {log_file(places)}", CANNOT
             )
         chunk = os.read(ready, 65536)
         if not chunk:
-            raise CredgateError("daemon_failed", "the daemon ended while starting", f"see {_log(places)}", CANNOT)
+            raise CredgateError("daemon_failed", "the daemon ended while starting", f"see {log_file(places)}", CANNOT)
         said += chunk
     os.close(ready)
     body = json.loads(said)
     if not body["ok"]:
-        raise CredgateError(body["code"], body["detail"], body["hint"], CANNOT)
+        raise CredgateError(body["code"], body["detail"], body["hint"] or HINT, CANNOT)
+
+
+def receive(sock: socket.socket) -> fdpass.Received | None:
+    """The next message; None at the end, also of a peer that died with something of ours unread (unix(7): reset)."""
+    try:
+        return fdpass.recv(sock)
+    except ConnectionResetError:
+        return None
+
+
+def exchange(sock: socket.socket, body: fdpass.Json, fds: Sequence[int] = ()) -> fdpass.Received:
+    """One question, one answer, whose descriptors are the caller's. Raises CredgateError with the daemon's refusal."""
+    try:
+        fdpass.send(sock, body, fds)
+        answer = receive(sock)
+    except BrokenPipeError:
+        answer = None
+    if answer is None:
+        raise CredgateError("daemon_gone", "the daemon closed the connection", "try again: a run starts it", CANNOT)
+    if answer.body.get("ev") == "refused":
+        answer.close()
+        raise refusal(answer.body)
+    return answer
 
 
 def ask(sock: socket.socket, body: fdpass.Json) -> fdpass.Json:
-    """One question, one answer. Raises CredgateError with the daemon's refusal."""
-    fdpass.send(sock, body)
-    answer = fdpass.recv(sock)
-    if answer is None:
-        raise CredgateError("daemon_gone", "the daemon closed the connection", "start it again", CANNOT)
+    """One question, one answer without descriptors. Raises CredgateError with the daemon's refusal."""
+    answer = exchange(sock, body)
     answer.close()
-    if answer.body.get("ev") == "refused":
-        raise refusal(answer.body)
     return answer.body
 
 
 def refusal(body: fdpass.Json) -> CredgateError:
-    """The daemon's refusal as an error."""
+    """The daemon's refusal as an error, never without a hint."""
     status = body.get("exit")
-    return CredgateError(
-        str(body["code"]), str(body["detail"]), str(body["hint"]), status if isinstance(status, int) else CANNOT
-    )
+    hint = str(body["hint"]) or HINT
+    return CredgateError(str(body["code"]), str(body["detail"]), hint, status if isinstance(status, int) else CANNOT)

@@ -4,6 +4,7 @@ Nothing of the work tree (PATH, cwd, files) is executed before the exec. Standar
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import signal
@@ -125,6 +126,10 @@ def execute(plan: Plan, channel: socket.socket) -> int:
 
 
 def _cannot(channel: socket.socket, exe: str, error: OSError, status: int) -> int:
-    detail = f"{exe}: {error.strerror}"
-    _tell(channel, {"ev": "failed", "code": "exec_failed", "detail": detail, "status": status})
+    detail, hint = f"{exe}: {error.strerror}", "does it run without credgate?"
+    if error.errno == errno.ENOENT:
+        hint = "is the interpreter of its first line there, and its loader, and are they bound (role: tools)?"
+    elif error.errno == errno.ENOEXEC:
+        hint = "is it a program for this machine, or does its first line lack #!INTERPRETER?"
+    _tell(channel, {"ev": "failed", "code": "exec_failed", "detail": detail, "hint": hint, "status": status})
     return status

@@ -132,6 +132,7 @@ class Launch:
     def __init__(self, options: argparse.Namespace, command: list[str]) -> None:
         self.options, self.command = options, command
         self.ttys = [number for number in (0, 1, 2) if os.isatty(number)]
+        self.id = ""  # of the run, once the daemon has made one
         self.master = -1  # of the jail's terminal
         self.ready = False
         self.refused: CredgateError | None = None
@@ -163,8 +164,14 @@ class Launch:
             return
         try:
             os.set_inheritable(self.options.status_fd, False)
+            os.write(self.options.status_fd, b"")  # EBADF where it was opened for reading alone
         except OSError as error:
-            raise CredgateError("bad_status_fd", f"--status-fd: {error.strerror}", "open it first", CANNOT) from None
+            raise CredgateError(
+                "bad_status_fd",
+                f"--status-fd {self.options.status_fd}: {error.strerror}",
+                "open it for writing",
+                CANNOT,
+            ) from None
 
     def _ask(self, control: socket.socket) -> fdpass.Received:
         body = {
@@ -179,14 +186,11 @@ class Launch:
         }
         payload = os.memfd_create("request", os.MFD_CLOEXEC)
         os.write(payload, json.dumps(body).encode())
-        fdpass.send(control, {"op": "run.open"}, [payload])
-        os.close(payload)
-        answer = fdpass.recv(control)
-        if answer is None:
-            raise CredgateError("daemon_gone", "the daemon closed the connection", "see its log; start again", CANNOT)
-        if answer.body.get("ev") != "plan":
-            answer.close()
-            raise controlclient.refusal(answer.body)
+        try:
+            answer = controlclient.exchange(control, {"op": "run.open"}, [payload])
+        finally:
+            os.close(payload)
+        self.id = str(answer.body["run"])
         return answer
 
     def _until_exit(self) -> None:
@@ -234,7 +238,7 @@ class Launch:
         return ""
 
     def _from_pid1(self, peer: socket.socket) -> str:
-        message = fdpass.recv(peer)
+        message = controlclient.receive(peer)
         if message is None:
             self.events.unregister(peer.fileno())
             self.peer = None
@@ -252,7 +256,7 @@ class Launch:
         return ""
 
     def _from_daemon(self, control: socket.socket) -> None:
-        message = fdpass.recv(control)
+        message = controlclient.receive(control)
         if message is None:
             self.events.unregister(control.fileno())
             self.control = None
@@ -275,8 +279,7 @@ class Launch:
                 f"run {body['run']}, ledger {body['ledger']}"
             )
             end = "\r\n" if 2 in self.ttys else "\n"  # the relay has the terminal in raw mode
-            sys.stderr.write(line + end)
-            sys.stderr.flush()
+            _say(line + end)
 
     def _order(self, body: fdpass.Json) -> None:
         if self.peer is not None:
@@ -297,25 +300,31 @@ class Launch:
             return print_error(self.refused)
         status: int
         if not self.ended:
+            where = controlclient.log_file(Places.from_env(os.environ))
             print_error(
-                CredgateError("gateway_gone", "the gateway daemon ended; the run was ended with it", "see its log")
+                CredgateError(
+                    "gateway_gone", "the gateway daemon ended; the run was ended with it", f"{where} may say why"
+                )
             )
-            status, reason = 137, "gateway"  # ended by SIGKILL
+            status, reason = (137, "gateway") if self.ready else (CANNOT, "gateway")  # 137: ended by SIGKILL
         else:
             status, reason = int(str(self.ended["status"])), str(self.ended["reason"])
         if self.ready:
             counts = {"requests": self.ended.get("requests", {}), "off_route": self.ended.get("off_route", 0)}
-            self._write_status(
-                {"event": "exit", "run": self.ended.get("run", ""), "status": status, "reason": reason} | counts
-            )
-        if reason not in ("exited", "signaled"):
-            sys.stderr.write(f"credgate: the run was ended: {reason}\n")
+            self._write_status({"event": "exit", "run": self.id, "status": status, "reason": reason} | counts)
+        if self.ended and reason not in ("exited", "signaled"):
+            _say(f"credgate: the run was ended: {reason}\n")
         return status
 
     def _write_status(self, body: fdpass.Json) -> None:
         if self.options.status_fd >= 0:
-            with contextlib.suppress(BrokenPipeError):  # the reader left; the run goes on
+            with contextlib.suppress(OSError):  # the reader left, or its disk is full; the run goes on
                 os.write(self.options.status_fd, json.dumps(body).encode() + b"\n")
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads our messages; the run goes on
+        os.write(2, text.encode())
 
 
 def _cwd() -> str:
