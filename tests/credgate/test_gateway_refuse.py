@@ -249,6 +249,64 @@ def test_neither_tls_nor_http(data: bytes, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_tls_inside_tls(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            client = await r.tunnel()
+            client.writer.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64))
+            assert await client.rest() == b""
+            assert r.reasons() == ["not_http"]
+            assert r.untouched
+
+    asyncio.run(main())
+
+
+def test_tls_without_a_server_name(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            for port in (r.direct, r.proxy):
+                context = r.trust()
+                context.check_hostname = False
+                client = await r.dial(port)
+                if port == r.proxy:
+                    client.writer.write(b"CONNECT api.good.test:%d HTTP/1.1\r\n\r\n" % r.direct)
+                    await client.reader.readuntil(b"\r\n\r\n")
+                await client.writer.start_tls(context)
+                answer = await client.get(host=f"api.good.test:{r.direct}")
+                assert (answer.status, answer.code) == (403, "identity_mismatch")
+            assert r.untouched
+
+    asyncio.run(main())
+
+
+def test_a_head_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("credgate.gateway.http1.HEAD_TIMEOUT", 0.2)
+
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            client = await r.tunnel()
+            assert (await client.get("/free/a", host=f"api.good.test:{r.direct}")).status == 200
+            await asyncio.sleep(0.3)  # between two requests a connection may rest
+            assert (await client.get("/free/a", host=f"api.good.test:{r.direct}")).status == 200
+            client.writer.write(b"GET /ok/a HTTP/1.1\r\nHost:")
+            assert await client.rest() == b""
+
+    asyncio.run(main())
+
+
+def test_a_refused_upload_is_read_for_a_while_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("credgate.gateway.http1.LINGER", 0.2)
+
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            client = await r.tunnel()
+            head = b"POST /no HTTP/1.1\r\nHost: api.good.test:%d\r\nContent-Length: 60000000\r\n\r\n" % r.direct
+            assert (await client.ask(head)).status == 403
+            assert await client.rest() == b""
+
+    asyncio.run(main())
+
+
 def test_silence_in_a_tunnel_ends_it(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as r:

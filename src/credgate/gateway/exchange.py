@@ -41,11 +41,12 @@ class Exchange:
 
     authority: bytes = b""  # of an absolute-form target or :authority, before mitmproxy drops it
     scheme: bytes = b""
+    h2: bool = False
     has_body: bool = False
     connect: bool = False
     fault: Reason | None = None  # what was wrong before anybody judged
     refusal: Refusal | None = None  # set: this is the answer, and nothing else is
-    request: Request | None = None
+    request: Request | None = field(default=None, repr=False)  # its headers are the client's
     allow: Allow | None = None
     intent_seq: int = 0
     target: Target | None = None

@@ -25,13 +25,14 @@ from rules.verdict import Allow, Deny
 if TYPE_CHECKING:
     from credgate.vault import Vault
 
+_MAX_TARGETS = 64  # judged hosts that one client connection remembers beyond its open upstream connections
+
 type Fields = tuple[tuple[bytes, bytes], ...]
 
 
 def wire_of(flow: HTTPFlow, state: ClientState, exchange: Exchange) -> Wire:
     """The raw facts of one request, none of them from mitmproxy's own reading of hosts."""
     data = flow.request.data
-    h2 = data.http_version == b"HTTP/2.0"
     absolute = state.listener.proxy and not state.connect_port
     via = Via.ABSOLUTE if absolute else Via.CONNECT if state.connect_port else Via.DIRECT
     return Wire(
@@ -42,7 +43,7 @@ def wire_of(flow: HTTPFlow, state: ClientState, exchange: Exchange) -> Wire:
         headers=tuple(data.headers.fields),
         tls=flow.client_conn.tls_established,
         authority=exchange.authority,
-        scheme=exchange.scheme if h2 or exchange.authority else b"",
+        scheme=exchange.scheme if exchange.h2 or exchange.authority else b"",
         connect_host=state.connect_host,
         connect_port=state.connect_port,
         sni=flow.client_conn.sni,
@@ -102,6 +103,8 @@ class Judge:
                 return known
         target = await self.dialler.target(allow.endpoint, request.host)
         if isinstance(target, Target):
+            if len(state.targets) >= _MAX_TARGETS:  # a wildcard host has names without end
+                state.targets = {key: kept for key, kept in state.targets.items() if key in connected}
             state.targets[target.key] = target
         return target
 
@@ -139,10 +142,9 @@ def apply(flow: HTTPFlow, exchange: Exchange, fields: Fields) -> None:
     if request is None or target is None:
         raise RuntimeError("applied before it was judged")
     data = flow.request.data
-    h2 = data.http_version == b"HTTP/2.0"
     data.method = request.method.encode("ascii")
     data.path = request.target.encode("ascii")
     data.scheme = request.scheme.encode("ascii")
-    data.authority = authority(request) if h2 else b""
+    data.authority = authority(request) if exchange.h2 else b""
     data.host, data.port = target.key
     data.headers = Headers(fields)

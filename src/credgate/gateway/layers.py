@@ -87,6 +87,7 @@ class GateStream(mitm.HttpStream):
         exchange = Exchange(
             authority=data.authority,
             scheme=data.scheme,
+            h2=data.http_version == b"HTTP/2.0",
             has_body=self._has_body,
             connect=data.method == b"CONNECT",
             fault=self._fault(),
