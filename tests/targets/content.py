@@ -33,6 +33,17 @@ def make_repository(root: Path, env: Mapping[str, str]) -> Path:
     return bare
 
 
+def restore_repository(bare: Path, env: Mapping[str, str]) -> None:
+    """Takes back what tests pushed: main is its first commit again, and the only branch."""
+    git = ["git", "-C", str(bare)]
+    listed = subprocess.run([*git, "for-each-ref", "--format=%(refname)"], env=env, check=True, capture_output=True)
+    first = subprocess.run([*git, "rev-list", "--max-parents=0", "main"], env=env, check=True, capture_output=True)
+    orders = [f"delete {ref}" for ref in listed.stdout.decode().split() if ref != "refs/heads/main"]
+    orders.append(f"update refs/heads/main {first.stdout.decode().split()[-1]}")
+    text = "".join(f"{order}\n" for order in orders).encode()
+    subprocess.run([*git, "update-ref", "--stdin"], input=text, env=env, check=True, capture_output=True, timeout=30)
+
+
 def make_index(root: Path) -> None:
     """`root`/simple/ (PEP 503, with hashes) and the wheels it links to."""
     files = root / "files"

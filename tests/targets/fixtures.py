@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.needs import need
-from tests.targets import hub, registry
+from tests.targets import content, hub, registry
 from tests.targets.pki import Authority
-from tests.targets.served import Target, free_port, running
+from tests.targets.served import Target, clean_env, free_port, running
 
 HTTPS_TARGET = Path(__file__).with_name("https_target.py")
 
@@ -108,6 +108,8 @@ def _fresh(target: Target) -> Target:
 def _from_hub(request: pytest.FixtureRequest, name: str, *features: str) -> Target:
     need(request.node, "nginx", *features)
     served: hub.Hub = request.getfixturevalue("_hub")
+    if "git" in features:
+        content.restore_repository(served.repository, clean_env(served.repository))
     return _fresh(served.targets[name])
 
 
@@ -131,7 +133,7 @@ def untrusted_target(_untrusted_server: Target) -> Target:
 
 @pytest.fixture
 def git_target(request: pytest.FixtureRequest) -> Target:
-    """git.acme.example: /acme/app.git, clone and push, Basic `x-access-token`, HTTP/1.1."""
+    """git.acme.example: /acme/app.git as new, clone and push, Basic `x-access-token`, HTTP/1.1."""
     return _from_hub(request, "git", "git")
 
 

@@ -139,6 +139,19 @@ def test_git_clones_and_pushes(
     assert ("POST", f"/{content.REPOSITORY}/git-receive-pack") in {(one.method, one.path) for one in seen}
 
 
+@pytest.mark.parametrize("turn", [1, 2])
+def test_each_test_finds_the_repository_as_new(git_target: Target, git_repository: Path, home: Path, turn: int) -> None:
+    def in_repository(*argv: str) -> str:
+        return run(["git", "-C", str(git_repository), *argv], home, GIT_CONFIG_GLOBAL="/dev/null").stdout
+
+    assert in_repository("rev-list", "--count", "--all") == "1\n", turn
+    url, name = git_target.url(f"/{content.REPOSITORY}"), ["-c", "user.name=A", "-c", "user.email=a@acme.example"]
+    git(git_target, home, "clone", "-q", url, "app")
+    git(git_target, home, "-C", "app", *name, "commit", "-q", "--allow-empty", "-m", "More")
+    git(git_target, home, "-C", "app", "push", "-q", "origin", "HEAD:main", "HEAD:other")
+    assert in_repository("rev-list", "--count", "main") == "2\n"
+
+
 def test_git_without_a_credential_is_refused(git_target: Target, home: Path) -> None:
     done = git(git_target, home, "clone", "-q", git_target.url(f"/{content.REPOSITORY}"), "app", credential=False)
     assert done.returncode == 128
