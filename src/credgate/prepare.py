@@ -25,6 +25,7 @@ from rules.policy import Policy, Role, Workdir
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 CHECK_NAME = "credgate-check.invalid"  # RFC 6761: never resolves anywhere; asked by the look from inside
 REFUSED = 125
+NESTED = 64  # user namespaces of a jail with allow_userns: a browser makes a handful
 LISTENING = 0x10000  # __SO_ACCEPTCON, in the flags column of /proc/net/unix
 
 
@@ -262,9 +263,15 @@ def jail_spec(
         file_size=role.limits.file_size,
         deadline=role.deadline,
         landlock=_landlock(person.home, workdir if write else ""),
-        seccomp=seccomp.compile_filter(arch=platform.machine()).bpf.hex(),
+        user_namespaces=NESTED if role.allow_userns else 0,
+        seccomp=filter_of(role).bpf.hex(),
         check={"denied_name": CHECK_NAME, "bundle": INSIDE_BUNDLE, "bundle_sha256": trust.bundle_sha256},
     )
+
+
+def filter_of(role: Role) -> seccomp.Compiled:
+    """The system-call filter that the role's switches ask for."""
+    return seccomp.compile_filter(arch=platform.machine(), debug=role.allow_debug, userns=role.allow_userns)
 
 
 def _landlock(home: str, writable: str) -> dict[str, object]:

@@ -67,7 +67,7 @@ def prepare(plan: Plan, launcher: socket.socket, ttys: list[int]) -> int:
     """Everything up to the fork, in the order of docs/jail.md. Returns the pty's slave, -1 without a terminal."""
     close_others()
     socket.sethostname(plan["hostname"])
-    forbid_user_namespaces()
+    bound_user_namespaces(plan["user_namespaces"])
     mounts.build_root(plan["mounts"])
     bring_limits(plan["limits"])
     # The session is pid 1's: were the workload its leader, its group would be orphaned, and Ctrl-Z would do nothing.
@@ -88,13 +88,13 @@ def close_others() -> None:
                 os.close(int(name))
 
 
-def forbid_user_namespaces() -> None:
-    """A second layer under seccomp: no nested user namespace even where the filter had a hole.
+def bound_user_namespaces(most: int) -> None:
+    """A second layer under seccomp: no nested user namespace even where the filter had a hole (`most` 0).
 
     The sysctl is per user namespace and found by the opener's own; written before /proc/sys becomes read-only.
     """
     descriptor = os.open("/proc/sys/user/max_user_namespaces", os.O_WRONLY | os.O_CLOEXEC)
-    os.write(descriptor, b"0")
+    os.write(descriptor, b"%d" % most)
     os.close(descriptor)
 
 

@@ -113,6 +113,7 @@ class JailSpec:
     cpu: int = 3600
     file_size: int = 8192 * MIB
     deadline: int | None = None
+    user_namespaces: int = 0  # how many may be made below the jail's; not 0 with allow_userns alone
     landlock: dict[str, Any] = field(default_factory=dict)  # of jail.landlock.plan_for
     seccomp: str = ""  # the filter's bytes, hex
     check: dict[str, str] = field(default_factory=dict)  # of the look from inside: denied name, bundle, its sha256
@@ -130,6 +131,7 @@ def build_plan(spec: JailSpec) -> dict[str, Any]:
         "uid": spec.uid,
         "gid": spec.gid,
         "hostname": "credgate",
+        "user_namespaces": spec.user_namespaces,
         "mounts": mounts(spec),
         "limits": {
             "memory": spec.memory,

@@ -40,7 +40,11 @@ CALLS: tuple[tuple[int, str], ...] = (
     (errno.EPERM, "mbind set_mempolicy set_mempolicy_home_node move_pages migrate_pages"),
 )
 # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET. CLONE_NEWTIME shares a bit with the exit signal: clone3 alone has it.
-CLONE_NEW = (0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000)
+NEWNS, NEWTIME = 0x00020000, 0x00000080
+CLONE_NEW = (NEWNS, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000)
+# What a role's switch takes off the list. Mounting stays on it: a browser's sandbox needs none, the mounts are ours.
+DEBUG_OPENS = frozenset({"ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "kcmp"})
+USERNS_OPENS = frozenset({"unshare", "chroot"})
 UNIX, INET, INET6, NETLINK = 1, 2, 10, 16
 FAMILIES = (UNIX, INET, INET6, NETLINK)
 RAW, PACKET = 3, 10  # socket types; the kernel turns INET with SOCK_PACKET into AF_PACKET
@@ -61,18 +65,20 @@ class Compiled:
 
 
 @cache
-def compile_filter(*, arch: str) -> Compiled:
+def compile_filter(*, arch: str, debug: bool = False, userns: bool = False) -> Compiled:
     """Compile for `arch`, the machine's own ("x86_64" or "aarch64"). Raises JailError, Unsupported for another.
 
-    Calls of another architecture (int 0x80, x32) kill the process.
+    Calls of another architecture (int 0x80, x32) kill the process. debug, userns: the role's switches; each makes
+    another filter, with a digest of its own.
     """
     made = _empty(arch)
+    opened = (DEBUG_OPENS if debug else frozenset()) | (USERNS_OPENS if userns else frozenset())
     for code, names in CALLS:
         for name in names.split():
             nr = _number(arch, name)
-            if nr is not None:
+            if nr is not None and name not in opened:
                 _add(made, code, nr)
-    for code, name, args in _by_argument():
+    for code, name, args in _by_argument(userns=userns):
         _add(made, code, _number(arch, name), *args)
     bpf = _exported(made.export_bpf)
     return Compiled(bpf=bpf, sha256=hashlib.sha256(bpf).hexdigest(), pfc=_exported(made.export_pfc).decode())
@@ -99,9 +105,11 @@ def _number(arch: str, name: str) -> int | None:
     raise JailError("seccomp_name", f"system call {name} has no number on {arch}", "install libseccomp 2.5.4 or newer")
 
 
-def _by_argument() -> Iterator[tuple[int, str, tuple[Arg, ...]]]:
-    for flag in CLONE_NEW:
+def _by_argument(*, userns: bool) -> Iterator[tuple[int, str, tuple[Arg, ...]]]:
+    for flag in (NEWNS,) if userns else CLONE_NEW:
         yield errno.EPERM, "clone", (Arg(0, MASKED_EQ, flag, flag),)
+    for flag in (NEWNS, NEWTIME) if userns else ():
+        yield errno.EPERM, "unshare", (Arg(0, MASKED_EQ, flag, flag),)
     for request in IOCTLS.values():
         yield errno.EPERM, "ioctl", (_low(1, request),)
     for call in ("socket", "socketpair"):

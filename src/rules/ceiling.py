@@ -54,6 +54,7 @@ def _check_role(report: Report, policy: Policy, role: Role, ceiling: Policy, abo
         _check_binding(report, policy, policy.bindings[name], ceiling, above)
     if role.workdir is Workdir.WRITE and above.workdir is not Workdir.WRITE:
         report.add(f"{where}.workdir", f'got "write", the ceiling\'s role {above.name} has "{above.workdir}"', _HINT)
+    _check_switches(report, role, above)
     for key, mine, theirs in (("tools", role.tools, above.tools), ("read", role.read, above.read)):
         for path in mine:
             if not any(_below(path, outer) for outer in theirs):
@@ -61,6 +62,13 @@ def _check_role(report: Report, policy: Policy, role: Role, ceiling: Policy, abo
     for name in role.env:
         if name not in above.env:
             report.add(f"{where}.env", f"{name} is not in the ceiling's env", _HINT)
+
+
+def _check_switches(report: Report, role: Role, above: Role) -> None:
+    for switch in role.switches():
+        if switch not in above.switches():
+            where = f"{join('role', role.name)}.{switch}"
+            report.add(where, f"got true, the ceiling's role {above.name} has false", _HINT)
 
 
 def _below(path: str, outer: str) -> bool:

@@ -35,7 +35,33 @@ class _Match:
 
 
 def decide(policy: Policy, role: str, request: Request, decoys: Mapping[str, str] | None = None) -> Verdict:
-    """Judge one request of a run. `decoys` holds the run's placeholder values by binding's name."""
+    """Judge one request of a run. `decoys` holds the run's placeholder values by binding's name.
+
+    In a child run the roles that its own lies within are asked too, and each of them must allow.
+    """
+    verdict = _decide(policy, role, request, decoys)
+    for outer in policy.roles[role].within:
+        if isinstance(verdict, Deny):
+            break
+        verdict = _and(verdict, decide(policy, outer, request, decoys))
+    return verdict
+
+
+def _and(mine: Allow, above: Verdict) -> Verdict:
+    """What both allow: with the secrets of the narrower one, and only where both would dial the same way."""
+    if isinstance(above, Deny):
+        return above
+    keys = ("dial_port", "alpn", "ca", "networks", "pins")
+    if any(getattr(mine.endpoint, key) != getattr(above.endpoint, key) for key in keys):
+        return Deny(
+            reason=Reason.HOST_UNLISTED,
+            message="The policy does not list this host for this role.",
+            hint=f"endpoints {mine.endpoint.name!r} and {above.endpoint.name!r} dial this host in different ways",
+        )
+    return mine
+
+
+def _decide(policy: Policy, role: str, request: Request, decoys: Mapping[str, str] | None) -> Verdict:
     here = _endpoints_here(policy, role, request)
     if isinstance(here, Deny):
         return here

@@ -78,6 +78,8 @@ def _jail(role: Role) -> Iterator[str]:
     for key, values in (("tools", role.tools), ("read", role.read), ("env", role.env)):
         for value in values:
             yield f"{key}: {value}"
+    yield from (f"{switch}: true" for switch in role.switches())
+    yield from (f"children: {child}" for child in role.children)
     limits = role.limits
     yield (
         f"limits: memory {limits.memory}, processes {limits.processes}, open_files {limits.open_files}, "

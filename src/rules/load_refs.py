@@ -90,6 +90,8 @@ def _role(report: Report, role: Role, draft: Draft) -> None:
         _ref(report, f"{where}.bindings[{i}]", name, draft.bindings, "binding")
     for i, name in enumerate(role.endpoints):
         _ref(report, f"{where}.endpoints[{i}]", name, draft.endpoints, "endpoint")
+    for i, name in enumerate(role.children):
+        _ref(report, f"{where}.children[{i}]", name, draft.roles, "role")
     bindings = [draft.bindings[n] for n in role.bindings if n in draft.bindings]
     for one, other in combinations(bindings, 2):
         _pair(report, f"{where}.bindings", one, other)

@@ -11,9 +11,9 @@ from rules.tables import NOT_YET, Table, closest, show
 
 ROLE_KEYS = (
     *("bindings", "endpoints", "workdir", "tools", "read", "env", "deadline", "limits", "on_alarm"),
-    *("allow_debug", "allow_userns"),
+    *("allow_debug", "allow_userns", "children"),
 )
-ROLE_LATER = ("state", "readonly", "hide", "show", "publish", "children", "budget", "approve")
+ROLE_LATER = ("state", "readonly", "hide", "show", "publish", "budget", "approve")
 LIMIT_KEYS = ("memory", "processes", "open_files", "cpu", "file_size")
 TEST_KEYS = ("role", "method", "url", "verdict", "reason", "rule")
 ALARMS_LATER = ("pause", "kill")
@@ -25,8 +25,6 @@ def load_roles(tables: Mapping[str, Table]) -> dict[str, Role]:
 
 
 def _role(name: str, table: Table) -> Role:
-    table.off("allow_debug")
-    table.off("allow_userns")
     _on_alarm(table)
     return Role(
         name=name,
@@ -36,6 +34,9 @@ def _role(name: str, table: Table) -> Role:
         tools=_paths(table, "tools"),
         read=_paths(table, "read"),
         env=_env(table),
+        allow_debug=table.flag("allow_debug", default=False),
+        allow_userns=table.flag("allow_userns", default=False),
+        children=table.texts("children"),
         deadline=_duration(table, "deadline", 0) or None,
         limits=_limits(table.table("limits", known=LIMIT_KEYS)),
     )

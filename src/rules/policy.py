@@ -154,8 +154,17 @@ class Role:
     tools: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
+    allow_debug: bool = False  # ptrace and its like, among the jail's own processes
+    allow_userns: bool = False  # user namespaces below the jail's: a browser's own sandbox
+    children: tuple[str, ...] = ()  # roles that a child run may ask for
     deadline: int | None = None  # wall-clock seconds
     limits: Limits = field(default_factory=Limits)
+    within: tuple[str, ...] = ()  # roles of the same policy that must allow each request too; set by rules.intersect
+
+    def switches(self) -> tuple[str, ...]:
+        """The keys of this role that open what is closed otherwise, as banner and ledger name them."""
+        on = {"allow_debug": self.allow_debug, "allow_userns": self.allow_userns}
+        return tuple(name for name, value in on.items() if value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,3 +49,5 @@ def _role(role: Role) -> Iterator[tuple[str, str]]:
         yield f"{where}.read", "bind files of the host"
     if role.tools:
         yield f"{where}.tools", "bind install trees of the host"
+    for switch in role.switches():
+        yield f"{where}.{switch}", "open what the jail closes"

@@ -58,10 +58,10 @@ def guards() -> None:
 # The model
 
 
-def verdict(nr: int, args: tuple[int, ...], arch: int = AUDIT_ARCH[MACHINE]) -> int:
+def verdict(nr: int, args: tuple[int, ...], arch: int = AUDIT_ARCH[MACHINE], bpf: bytes = b"") -> int:
     """What the kernel would do with the compiled bytes: classic BPF over struct seccomp_data."""
     data = struct.pack("=iIQ6Q", nr - (1 << 32) if nr >= 1 << 31 else nr, arch, 0, *args)
-    program = list(struct.iter_unpack("=HBBI", compile_filter(arch=MACHINE).bpf))
+    program = list(struct.iter_unpack("=HBBI", bpf or compile_filter(arch=MACHINE).bpf))
     at, acc = 0, 0
     for _ in range(len(program)):  # jumps only go forward
         code, jt, jf, k = program[at]
@@ -174,6 +174,33 @@ def test_compiled_once_with_its_digest_and_readable_form() -> None:
     assert made.sha256 == hashlib.sha256(made.bpf).hexdigest()
     assert len(made.bpf) % 8 == 0
     assert "action KILL_PROCESS" in made.pfc
+
+
+SWITCHES = [{"debug": True}, {"userns": True}, {"debug": True, "userns": True}]
+NEWUSER, NEWTIME = 0x10000000, 0x80
+
+
+def test_each_switch_makes_a_filter_of_its_own() -> None:
+    digests = {compile_filter(arch=MACHINE, **switches).sha256 for switches in [{}, *SWITCHES]}
+    assert len(digests) == 4
+    assert compile_filter(arch=MACHINE, debug=False, userns=False).bpf == compile_filter(arch=MACHINE).bpf
+
+
+@pytest.mark.parametrize("switches", SWITCHES, ids=str)
+def test_a_switch_opens_its_calls_and_nothing_else(switches: dict[str, bool]) -> None:
+    bpf = compile_filter(arch=MACHINE, **switches).bpf
+    opened = {name for name, nr in NUMBERS.items() if verdict(nr, (0,) * 6, bpf=bpf) == ALLOW}
+    debug = {"ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "kcmp"}
+    assert opened == (debug if "debug" in switches else set()) | (
+        {"unshare", "chroot"} if "userns" in switches else set()
+    )
+    for flag in CLONE_NEW:
+        mount = flag == seccomp.NEWNS
+        allowed = "userns" in switches and not mount
+        assert (verdict(number("clone"), (flag, *(0,) * 5), bpf=bpf) == ALLOW) is allowed
+        assert (verdict(number("unshare"), (flag, *(0,) * 5), bpf=bpf) == ALLOW) is allowed
+    for flags in (NEWUSER | seccomp.NEWNS, 1 << 32 | seccomp.NEWNS, NEWTIME, NEWUSER | NEWTIME):
+        assert verdict(number("unshare"), (flags, *(0,) * 5), bpf=bpf) == refused(errno.EPERM)
 
 
 def test_same_bytes_each_time() -> None:

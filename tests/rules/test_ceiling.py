@@ -310,3 +310,14 @@ def test_what_passes_below_the_ceiling_passes_the_ceiling(mine: Endpoints, their
     for request in REQUESTS:
         if _passes(policy, *request):
             assert _passes(ceiling, *request)
+
+
+@pytest.mark.parametrize("switch", ["allow_debug", "allow_userns"])
+def test_a_switch_is_opened_only_under_a_ceiling_that_opens_it(switch: str) -> None:
+    opened = POLICY.replace('env = ["TERM"]', f'env = ["TERM"]\n{switch} = true')
+    assert opened != POLICY
+    assert above(opened) == {f"role.dev.{switch}"}
+    assert (
+        under(opened, CEILING.replace('env = ["TERM", "LANG"]', f'env = ["TERM", "LANG"]\n{switch} = true')) is not None
+    )
+    assert under(POLICY).roles["dev"].switches() == ()

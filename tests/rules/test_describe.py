@@ -29,3 +29,8 @@ def test_what_no_role_reaches_is_not_said() -> None:
     unreached = WHOLE.replace('endpoints = ["mirror"]\n', "")
     assert not any("mirror" in line for line in describe(load(unreached)))
     assert all(line.startswith("dev: ") for line in describe(load(WHOLE)))
+
+
+def test_a_switch_is_said_where_it_is_on() -> None:
+    opened = WHOLE.replace("allow_debug = false", "allow_debug = true")
+    assert set(describe(load(opened))) - set(describe(load(WHOLE))) == {"dev: allow_debug: true"}

@@ -86,6 +86,7 @@ FIELDS: Mapping[str, Kind] = {
     "ids": Pairs(count=8, cap=160),  # the target's own request ids, by header name
     "intent_seq": Number(),
     "length": Number(),  # of recovered: bytes moved away
+    "limits": Texts(count=8, cap=56),  # of run.start: "LIMIT=MECHANISM"
     "method": Text(cap=64),
     "ms": Number(),
     "path": Text(cap=2048),
@@ -108,10 +109,12 @@ FIELDS: Mapping[str, Kind] = {
     "rule": Text(cap=256),
     "run": Text(),
     "scheme": Text(cap=16),
+    "seccomp_sha256": Text(),  # of run.start: the filter's bytes
     "secret": Text(),  # its name
     "sha256": Text(),  # of recovered: of the bytes moved away
     "sni": Text(cap=320),
     "status": Number(),  # HTTP status; of run.end the exit status
+    "switches": Texts(count=8, cap=32),  # of run.start: what the role opened, as "allow_userns"
     "torn": Text(),  # of recovered: the file they lie in now
     "ua_tag": Text(),
     "verdict": Text(cap=16),

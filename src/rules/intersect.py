@@ -1,0 +1,72 @@
+"""The rights of a child run: what its own role and its parent's both give, never more than either.
+
+Lists are intersected, bounds are the smaller ones, switches need both. Requests are not computed here but judged:
+`within` names both roles, and `decide` lets pass what each of them lets pass. A deny rule, an ambiguity or a foreign
+credential that one of the two refuses so stays refused, however the endpoints of the two overlap.
+"""
+
+from dataclasses import fields, replace
+from pathlib import PurePosixPath
+
+from rules.policy import Limits, Policy, Role, Workdir
+
+__all__ = ["child_policy", "intersect", "least"]
+
+
+def child_policy(policy: Policy, parent: str, child: str) -> Policy:
+    """The policy of a child run: role `child` in it is the intersection with `parent`, everything else is as it was.
+
+    `policy` is the parent's own, so that a grandchild lies within all of them. Raises KeyError for an unknown role.
+    """
+    mine, above = policy.roles[child], policy.roles[parent]
+    # Names of a file hold letters, digits, - and _ alone, so these can't be taken.
+    kept = {f"{child}/{len(policy.roles)}": mine, f"{parent}/{len(policy.roles) + 1}": above}
+    narrowed = replace(intersect(mine, above, policy), within=tuple(kept))
+    return replace(policy, roles={**policy.roles, **kept, child: narrowed})
+
+
+def intersect(child: Role, parent: Role, policy: Policy) -> Role:
+    """What both roles give. `within` is left empty: child_policy sets it."""
+    bindings = _common(child.bindings, parent.bindings)
+    bound = {policy.bindings[name].endpoint for name in bindings}
+    reached = [_reached(child, policy), _reached(parent, policy)]
+    return Role(
+        name=child.name,
+        bindings=bindings,
+        endpoints=tuple(n for n in policy.endpoints if n in reached[0] and n in reached[1] and n not in bound),
+        workdir=Workdir.WRITE if child.workdir is parent.workdir is Workdir.WRITE else Workdir.READ,
+        tools=_paths(child.tools, parent.tools),
+        read=_paths(child.read, parent.read),
+        env=_common(child.env, parent.env),
+        allow_debug=child.allow_debug and parent.allow_debug,
+        allow_userns=child.allow_userns and parent.allow_userns,
+        children=child.children,  # each of them is intersected with this role again
+        deadline=min((d for d in (child.deadline, parent.deadline) if d is not None), default=None),
+        limits=least(child.limits, parent.limits),
+    )
+
+
+def least(one: Limits, other: Limits) -> Limits:
+    """The smaller of each bound."""
+    return Limits(**{f.name: min(getattr(one, f.name), getattr(other, f.name)) for f in fields(Limits)})
+
+
+def _reached(role: Role, policy: Policy) -> frozenset[str]:
+    return frozenset({*role.endpoints, *(policy.bindings[name].endpoint for name in role.bindings)})
+
+
+def _common(mine: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in dict.fromkeys(mine) if name in theirs)
+
+
+def _paths(mine: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:
+    """The trees that lie in a tree of each: of two that nest, the inner one. "~" and its expansion are two spellings
+    and so have nothing in common, which is less than they have, and never more.
+    """
+    both = [_inner(a, b) for a in mine for b in theirs]
+    return tuple(dict.fromkeys(path for path in both if path))
+
+
+def _inner(one: str, other: str) -> str:
+    a, b = PurePosixPath(one), PurePosixPath(other)
+    return one if a.is_relative_to(b) else other if b.is_relative_to(a) else ""
