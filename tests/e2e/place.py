@@ -1,0 +1,78 @@
+"""One site for a whole module, where its tests need no daemon of their own, and what several modules look at."""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.conftest import OrdinaryUser
+from tests.e2e.site import BIN, TIMEOUT, Site, make_site
+
+
+def module_site(ordinary_user: OrdinaryUser) -> Iterator[Site]:
+    """For `pytest.fixture(scope="module")`: a daemon start costs more than all that most tests do with it."""
+    made = make_site(ordinary_user.uid, ordinary_user.gid)
+    yield made
+    made.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A finished command, its output as bytes."""
+
+    status: int
+    out: bytes
+    err: bytes
+
+
+def raw_run(
+    site: Site,
+    *command: str | bytes | Path,
+    flags: Sequence[str | bytes | Path] = (),
+    stdin: bytes = b"",
+    env: Mapping[str, str] | None = None,
+    cwd: str | bytes | Path | None = None,
+    before: Sequence[str] = (),
+) -> Ended:
+    """`credgate run -q` with the site's policy; nothing is decoded. `before`: a program that starts it, with words."""
+    policy = site.home / "policy/policy.toml"
+    argv = [*site.as_user([]), *before, BIN / "credgate", "run", "-q", "--policy", policy, *flags, "--", *command]
+    words = [os.fsencode(word) for word in argv]
+    done = subprocess.run(
+        words, input=stdin, env=site.environment(env), cwd=cwd or site.work, capture_output=True, timeout=TIMEOUT
+    )
+    return Ended(status=done.returncode, out=done.stdout, err=done.stderr)
+
+
+def one_error(stderr: str) -> tuple[str, str]:
+    """The error and the hint: exactly one line each, neither empty, and no traceback beside them."""
+    lines = stderr.splitlines()
+    assert len(lines) == 2, stderr
+    assert lines[0].startswith("error: ") and lines[1].startswith("hint: "), stderr
+    error, hint = lines[0].removeprefix("error: "), lines[1].removeprefix("hint: ")
+    assert error and hint, stderr
+    return error, hint
+
+
+def running(word: str) -> list[int]:
+    """Pids, on the host, of processes called so by their argv[0] that are not zombies."""
+    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _has(pid, os.fsencode(word))]
+
+
+def _has(pid: int, word: bytes) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return word == words[0] and state != b"Z"
+
+
+def wait_for(true: Callable[[], object], what: str, seconds: float = 20.0) -> None:
+    """Fail unless it becomes true."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        time.sleep(0.02)
