@@ -230,6 +230,7 @@ class ResolverEvents:
                 reason=str(event.get("code")),
                 host=str(name) if name else None,
                 qtype=str(event["qtype"]) if event.get("qtype") else None,
+                detail=str(event["detail"]) if event.get("detail") else None,
                 count=count if isinstance(count, int) else None,
             )
         except CredgateError as error:
