@@ -40,9 +40,8 @@ def raw_run(
     policy = site.home / "policy/policy.toml"
     argv = [*site.as_user([]), *before, BIN / "credgate", "run", "-q", "--policy", policy, *flags, "--", *command]
     words = [os.fsencode(word) for word in argv]
-    done = subprocess.run(
-        words, input=stdin, env=site.environment(env), cwd=cwd or site.work, capture_output=True, timeout=TIMEOUT
-    )
+    place = {"env": site.environment(env), "cwd": cwd or site.work}
+    done = subprocess.run(words, input=stdin, capture_output=True, timeout=TIMEOUT, check=False, **place)
     return Ended(status=done.returncode, out=done.stdout, err=done.stderr)
 
 

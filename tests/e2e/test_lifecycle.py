@@ -268,7 +268,7 @@ def test_two_runs_at_once_do_not_meet(site: Site) -> None:
 
 
 def test_runs_of_different_roles_do_not_share_a_writable_tree(site: Site) -> None:
-    site.policy(f'version = 1\ndefault_role = "dev"\n[role.dev]\nworkdir = "write"\n[role.other]\n')
+    site.policy('version = 1\ndefault_role = "dev"\n[role.dev]\nworkdir = "write"\n[role.other]\n')
     (site.work / "part").mkdir(exist_ok=True)
     site.own(site.work / "part")
     with Live(site, "sleep", "300"):
