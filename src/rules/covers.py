@@ -6,7 +6,7 @@ from rules.hosts import HostPattern
 from rules.paths import PathPattern
 from rules.policy import Address, AllowRule, Foreign, Network
 
-__all__ = ["covers_address", "covers_host", "covers_path", "covers_rule", "overlaps", "strictness"]
+__all__ = ["covers_address", "covers_host", "covers_path", "covers_rule", "covers_tree", "overlaps", "strictness"]
 
 _STRICTNESS = {Foreign.DENY: 0, Foreign.STRIP: 1, Foreign.ALLOW: 2}
 
@@ -73,3 +73,9 @@ def _inside(text: str, network: Network) -> bool:
         return inner(text).subnet_of(network)  # type: ignore[arg-type]
     except ValueError:  # the other family
         return False
+
+
+def covers_tree(outer: str, inner: str) -> bool:
+    """Tell whether the path `inner` is `outer` or lies below it, by their spelling."""
+    base = outer.rstrip("/")
+    return inner.rstrip("/") == base or inner.startswith(base + "/")

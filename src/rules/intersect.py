@@ -6,8 +6,8 @@ credential that one of the two refuses so stays refused, however the endpoints o
 """
 
 from dataclasses import fields, replace
-from pathlib import PurePosixPath
 
+from rules.covers import covers_tree
 from rules.policy import Limits, Policy, Role, Workdir
 
 __all__ = ["child_policy", "intersect", "least"]
@@ -68,5 +68,4 @@ def _paths(mine: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _inner(one: str, other: str) -> str:
-    a, b = PurePosixPath(one), PurePosixPath(other)
-    return one if a.is_relative_to(b) else other if b.is_relative_to(a) else ""
+    return one if covers_tree(other, one) else other if covers_tree(one, other) else ""

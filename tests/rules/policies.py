@@ -62,6 +62,7 @@ read = ["~/.gitconfig"]
 env = ["TERM", "LANG"]
 allow_debug = false
 allow_userns = false
+children = ["dev"]
 on_alarm = "notify"
 deadline = "2h"
 limits = { memory = "2GiB", processes = 64, open_files = 1024, cpu = "30m", file_size = "1GiB" }
