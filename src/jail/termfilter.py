@@ -123,7 +123,13 @@ class OutputFilter:
             self._osc_judged(code, token)
 
     def _osc_judged(self, code: int, token: bytes) -> None:
+        """The number is known. Its head is let out only with the byte behind it: were that one the start of something
+        that is dropped, what follows the dropped part would go on with the number (ESC ] 5, then 2).
+        """
         number = int(self._held or b"0")
+        if code in (_ESC, _ST, *_ABORT, *_C1):
+            self._again(code, token)
+            return
         if number in _OSC_DROPPED or len(self._held) > _DIGITS:
             self._state = self._swallow
         else:

@@ -141,6 +141,8 @@ places = st.lists(st.integers(0, 400), max_size=6)
 @given(pieces)
 @example(b"\x1b\xc2\x9d52;c;x\x07")
 @example(b"\x1b]11;\x1b?\x07")
+@example(b"\x9d\x1b]52;c;aGk=\x0752")
+@example(b"\x1b]5\x1b]52;c;aGk=\x072;c;aGk=\x07")
 def test_no_forbidden_string_comes_out(data: bytes) -> None:
     seen = [found for found in strings(whole(data)) if forbidden(*found)]
     assert not seen
