@@ -63,11 +63,9 @@ def cut(buffer: bytes, seen: int) -> bytes | None:
         raise HeadError(f"head over {MAX_HEAD} bytes")
     if _ILLEGAL.search(head, max(0, seen - _OVERLAP)):
         raise HeadError("line ends or control bytes that HTTP does not have", http=_plausible(head))
-    if end >= 0:
-        return buffer[:end]
-    if not _plausible(head):
+    if head and not _plausible(head):
         raise HeadError("not HTTP", http=False)
-    return None
+    return buffer[:end] if end >= 0 else None
 
 
 def _plausible(head: bytes) -> bool:
@@ -75,7 +73,7 @@ def _plausible(head: bytes) -> bool:
     line, ended, _ = head.partition(b"\r\n")
     if ended:
         return bool(_REQUEST_LINE.fullmatch(line) or _STATUS_LINE.fullmatch(line))
-    return not line or (line[:1].isalpha() and not line.startswith(b"SSH-"))
+    return line[:1].isalpha() and not line.startswith(b"SSH-")
 
 
 def parse_request_head(head: bytes) -> RequestHead:
