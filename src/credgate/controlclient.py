@@ -8,9 +8,10 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from credgate.errors import CredgateError
-from credgate.paths import Places, private_dir
+from credgate.paths import Places, open_private, private_dir
 from jail import fdpass
 
 START = 30.0  # seconds that a daemon may take to say ready
@@ -40,7 +41,7 @@ def connect(places: Places) -> socket.socket | None:
 def connect_or_start(places: Places, idle: float = IDLE) -> socket.socket:
     """A connection to the daemon, started first where there is none. Raises CredgateError with the daemon's reason."""
     private_dir(places.run)
-    starting = os.open(places.run / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    starting = open_private(places.run / "start.lock", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(starting, fcntl.LOCK_EX)  # of two first runs at once, one starts it
         sock = connect(places)
@@ -54,15 +55,15 @@ def connect_or_start(places: Places, idle: float = IDLE) -> socket.socket:
         os.close(starting)
 
 
-def log_file(places: Places) -> str:
+def log_file(places: Places) -> Path:
     """Where the daemon writes what it can't tell anybody."""
-    return str(places.run / "daemon.log")
+    return places.run / "daemon.log"
 
 
 def _start(places: Places, idle: float) -> None:
     ready, theirs = os.pipe()
     os.set_inheritable(theirs, True)
-    log = os.open(log_file(places), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    log = open_private(log_file(places), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     environment = {name: os.environ[name] for name in (*KEPT, *KEPT_MORE) if name in os.environ}
     environment |= {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}

@@ -21,7 +21,7 @@ from credgate.ca import Authority
 from credgate.errors import CredgateError
 from credgate.gateway.server import Gateway
 from credgate.ledger.writer import Ledger
-from credgate.paths import Places, private_dir
+from credgate.paths import Places, open_private, private_dir
 from credgate.peer import Peer, accept
 from credgate.policyfile import find_for_run
 from credgate.prepare import Asked, Person
@@ -191,7 +191,7 @@ def _harden() -> None:
 
 def _lock(places: Places) -> int:
     """The one daemon of this user; raises CredgateError where another one lives."""
-    descriptor = os.open(private_dir(places.run) / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = open_private(private_dir(places.run) / "daemon.lock", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
