@@ -20,6 +20,7 @@ def test_a_role_in_sentences() -> None:
         "read: ~/.gitconfig",
         "env: TERM",
         "env: LANG",
+        "children: dev",
         "limits: memory 2147483648, processes 64, open_files 1024, cpu 1800, file_size 1073741824",
         "deadline: 7200",
     )

@@ -13,7 +13,7 @@ from rules.policy import AllowRule, Binding, DenyRule, Endpoint, Foreign, Limits
 from rules.verdict import Allow, Deny, Tunnel
 from tests.rules.test_properties import HOST, allow_rules, clean_path, deny_rules, headers, request
 
-FUZZ = settings(max_examples=400)
+FUZZ = settings(max_examples=80)
 
 # Endpoints that overlap in host, differ in rules, denies, treatment of credentials, and now and then in how they dial.
 NAMES = ("e1", "e2", "e3")
@@ -80,7 +80,7 @@ policies = st.builds(
 asked = st.builds(request, st.sampled_from(["GET", "HEAD", "POST"]), clean_path, sent=headers)
 
 
-@FUZZ
+@settings(max_examples=250)
 @given(policies, asked)
 def test_what_a_child_may_send_its_own_role_and_its_parents_may_send(policy, sent) -> None:
     verdict = decide(child_policy(policy, "parent", "child"), "child", sent)
