@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import sys
 
 from credgate import ownaddresses
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 PR_SET_DUMPABLE = 4
 MAX_REQUEST = 4 << 20  # bytes of a run.open: the caller's whole environment is in it
 EXIT_CANNOT = 3
+PROBE = 20.0  # seconds for one look at what the host allows
 
 
 class Daemon:
@@ -259,7 +261,7 @@ async def main_async(ready: int, idle: float) -> None:
         trust = await asyncio.to_thread(prepare_trust, authority.ca_pem, places.state)
         async with asyncio.TaskGroup() as tasks:
             resolver = ResolverProcess(ResolverEvents(ledger))
-            await resolver.start(tasks)
+            await _start_resolver(resolver, tasks)
             parts = Parts(
                 places=places,
                 person=person,
@@ -283,6 +285,24 @@ async def main_async(ready: int, idle: float) -> None:
     finally:
         await asyncio.to_thread(keeper.stop)
         os.close(lock)
+
+
+async def _start_resolver(resolver: ResolverProcess, tasks: asyncio.TaskGroup) -> None:
+    try:
+        await resolver.start(tasks)
+    except ResolverError as error:
+        raise await asyncio.to_thread(_host_says, error) from error
+
+
+def _host_says(error: ResolverError) -> CredgateError:
+    """What this host refuses, found out by trying; the resolver's own last words are in the log."""
+    for name in ("userns", "netns"):
+        argv = [sys.executable, "-I", "-m", "credgate.hostprobes", name]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=PROBE, check=False)
+        said = json.loads(done.stdout) if done.stdout else {"ok": True}
+        if not said["ok"]:
+            return CredgateError("namespaces_refused", f"{name}: {said['detail']}", said["mend"], EXIT_CANNOT)
+    return CredgateError(error.code, f"the resolver: {error.detail}", "the daemon's log says more", EXIT_CANNOT)
 
 
 def _say(ready: int, body: dict[str, object]) -> None:
