@@ -254,3 +254,24 @@ def test_revoked_while_the_secret_is_fetched(tmp_path: Path, monkeypatch: pytest
             assert r.untouched
 
     asyncio.run(main())
+
+
+def test_revoked_while_the_intent_is_put_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            ledger = r.extra["ledger"]
+            durable = ledger.durable
+
+            async def slow(seq: int) -> None:
+                await durable(seq)
+                r.run.revoked = True
+
+            monkeypatch.setattr(type(ledger), "durable", lambda _self, seq: slow(seq))
+            client = await r.tunnel()
+            answer = await client.get(host=f"api.good.test:{r.direct}")
+            assert (answer.status, answer.code) == (403, "revoked")
+            assert r.untouched
+            (outcome,) = r.records("outcome")  # the intent was written: this is its end
+            assert (outcome["reason"], outcome["intent_seq"]) == ("revoked", r.records("intent")[0]["seq"])
+
+    asyncio.run(main())

@@ -7,6 +7,7 @@ import ssl
 from pathlib import Path
 
 import pytest
+from mitmproxy.proxy import events
 
 from credgate.gateway import hooks, mode
 from credgate.gateway.server import Gateway, GatewayError
@@ -229,5 +230,22 @@ def test_a_proxy_variable_of_the_daemon_means_nothing(tmp_path: Path, monkeypatc
         async with rig(tmp_path) as r:
             client = await r.tunnel()
             assert (await client.get(host=f"api.good.test:{r.direct}")).status == 200
+
+    asyncio.run(main())
+
+
+def test_after_the_kill_no_event_reaches_a_layer(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            client = await r.tunnel()
+            assert (await client.get(host=f"api.good.test:{r.direct}")).status == 200
+            (handler,) = (h for i in r.gateway._instances["run-1"] for h in i.handlers)
+            reached: list[object] = []
+            handler.layer.handle_event = lambda event: reached.append(event) or iter(())
+            await handler.server_event(events.DataReceived(handler.client, b"x"))
+            assert len(reached) == 1
+            handler.kill()
+            await handler.server_event(events.DataReceived(handler.client, b"x"))
+            assert len(reached) == 1
 
     asyncio.run(main())
