@@ -1,0 +1,240 @@
+"""Attempts on files: of the host, of trees that are bound read-only, of Credgate's own state, of /proc and /sys."""
+
+import errno
+import os
+import socket
+import stat
+
+from jail.probes import DONE, Attempt, Context, refuse
+
+
+def _scratch(context: Context) -> str:
+    """A new file of the attempt's own, where it may write (the jail's private tmpfs, the stand's directory)."""
+    path = f"{context['scratch']}/{context['canary']}-{os.getpid()}"
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    return path
+
+
+def _opened(path: str, flags: int) -> str:
+    os.close(os.open(os.fsencode(path), flags | os.O_CLOEXEC, 0o600))
+    return DONE
+
+
+def file_read(context: Context) -> str:
+    """Read a secret of the user's by its path on the host."""
+    with open(context["secret"], "rb") as file:
+        if context["canary"].encode() not in file.read():
+            raise refuse(errno.ENODATA)
+    return DONE
+
+
+def file_write(context: Context) -> str:
+    """Write to a file of the host that exists."""
+    return _opened(context["victim_file"], os.O_WRONLY)
+
+
+def file_create(context: Context) -> str:
+    """Make a file in a directory of the host."""
+    path = f"{context['dir']}/new-{os.getpid()}"
+    _opened(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+    os.unlink(path)
+    return DONE
+
+
+def file_truncate(context: Context) -> str:
+    """Empty a file of the host."""
+    os.truncate(context["victim_file"], 0)
+    return DONE
+
+
+def _move(context: Context, to: str) -> str:
+    source = _scratch(context)
+    try:
+        os.rename(source, to)
+    except OSError:
+        os.unlink(source)
+        raise
+    os.unlink(to)
+    return DONE
+
+
+def _link(context: Context, to: str) -> str:
+    source = _scratch(context)
+    try:
+        os.link(source, to)
+    finally:
+        os.unlink(source)
+    os.unlink(to)
+    return DONE
+
+
+def file_rename_out(context: Context) -> str:
+    """Move a file of the jail's own into a directory of the host."""
+    return _move(context, f"{context['dir']}/moved-{os.getpid()}")
+
+
+def file_link_out(context: Context) -> str:
+    """Give a file of the jail's own a second name on the host."""
+    return _link(context, f"{context['dir']}/linked-{os.getpid()}")
+
+
+def readonly_write(context: Context) -> str:
+    """Write to a file of a tree that is bound read-only."""
+    return _opened(f"{context['readonly']}/file", os.O_WRONLY)
+
+
+def readonly_create(context: Context) -> str:
+    """Make a file in a tree that is bound read-only."""
+    path = f"{context['readonly']}/new-{os.getpid()}"
+    _opened(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+    os.unlink(path)
+    return DONE
+
+
+def readonly_truncate(context: Context) -> str:
+    """Empty a file of a tree that is bound read-only."""
+    os.truncate(f"{context['readonly']}/file", 0)
+    return DONE
+
+
+def readonly_rename(context: Context) -> str:
+    """Rename a file within a tree that is bound read-only."""
+    old = f"{context['readonly']}/file"
+    new = f"{old}-{os.getpid()}"
+    os.rename(old, new)
+    os.rename(new, old)
+    return DONE
+
+
+def readonly_link(context: Context) -> str:
+    """Give a file of a tree that is bound read-only a second name in it."""
+    name = f"{context['readonly']}/linked-{os.getpid()}"
+    os.link(f"{context['readonly']}/file", name)
+    os.unlink(name)
+    return DONE
+
+
+def readonly_meta(context: Context) -> str:
+    """Change mode, times and an attribute: Landlock doesn't govern them (measured), the mount must."""
+    path = f"{context['readonly']}/file"
+    for change in (
+        lambda: os.chmod(path, 0o600),
+        lambda: os.utime(path),
+        lambda: os.setxattr(path, "user.credgate", b"1"),
+    ):
+        try:
+            change()
+        except OSError as error:
+            refused = error
+            continue
+        return DONE
+    raise refused
+
+
+def readonly_submount(context: Context) -> str:
+    """Write below /usr/.., through each read-only tree's submounts: none may be writable. Looks at all mounts."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        lines = file.read().splitlines()
+    allowed = {os.fsencode(path) for path in context["writable"]}
+    for line in lines:
+        cells = line.split()
+        if b"ro" not in cells[5].split(b",") and cells[4].decode("unicode_escape").encode("latin-1") not in allowed:
+            return DONE
+    raise refuse(errno.EROFS)
+
+
+def landlock_device(context: Context) -> str:
+    """Make a whiteout (character device 0:0): the kernel lets anybody, only Landlock's MAKE_CHAR refuses it here."""
+    path = f"{context['scratch']}/whiteout-{os.getpid()}"
+    os.mknod(path, stat.S_IFCHR | 0o600, 0)
+    os.unlink(path)
+    return DONE
+
+
+def tree_socket(context: Context) -> str:
+    """Listen on a socket in the work tree: over it another jail could be lent a connected descriptor."""
+    where = os.open(os.fsencode(context["tree"]), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    name = f"/proc/self/fd/{where}/.{context['canary'][:16]}.sock"  # sun_path has 108 bytes, a tree's name may have more
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.bind(name)
+    os.unlink(name)
+    return DONE
+
+
+def tree_fifo(context: Context) -> str:
+    """Make a FIFO in the work tree."""
+    path = os.fsencode(context["tree"]) + f"/.{context['canary'][:16]}.fifo".encode()
+    os.mkfifo(path)
+    os.unlink(path)
+    return DONE
+
+
+def own_policy(context: Context) -> str:
+    """Open the policy file."""
+    return _opened(context["own"]["policy"], os.O_RDONLY)
+
+
+def own_ledger(context: Context) -> str:
+    """Open the ledger's directory."""
+    return _opened(context["own"]["ledger"], os.O_RDONLY | os.O_DIRECTORY)
+
+
+def own_ca_key(context: Context) -> str:
+    """Open what holds the CA key."""
+    return _opened(context["own"]["ca"], os.O_RDONLY)
+
+
+def own_socket(context: Context) -> str:
+    """Connect to the daemon's control socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.connect(os.fsencode(context["own"]["socket"]))
+    return DONE
+
+
+def proc_sys(_context: Context) -> str:
+    """Open a kernel setting for writing that an owner of the network namespace may change."""
+    return _opened("/proc/sys/net/ipv4/ip_forward", os.O_WRONLY)
+
+
+def proc_masks(_context: Context) -> str:
+    """Read what /proc tells of the kernel and of the host's keys."""
+    for name in ("kallsyms", "keys", "key-users", "vmallocinfo", "timer_list"):
+        try:
+            with open(f"/proc/{name}", "rb") as file:
+                if file.read(1):
+                    return DONE
+        except (FileNotFoundError, PermissionError):
+            continue
+    raise refuse(errno.ENODATA)
+
+
+def sysfs(_context: Context) -> str:
+    """List /sys."""
+    return _opened("/sys/kernel", os.O_RDONLY | os.O_DIRECTORY)
+
+
+ATTEMPTS: dict[str, Attempt] = {
+    "file_read": file_read,
+    "file_write": file_write,
+    "file_create": file_create,
+    "file_truncate": file_truncate,
+    "file_rename_out": file_rename_out,
+    "file_link_out": file_link_out,
+    "readonly_write": readonly_write,
+    "readonly_create": readonly_create,
+    "readonly_truncate": readonly_truncate,
+    "readonly_rename": readonly_rename,
+    "readonly_link": readonly_link,
+    "readonly_meta": readonly_meta,
+    "readonly_mounts": readonly_submount,
+    "landlock": landlock_device,
+    "tree_socket": tree_socket,
+    "tree_fifo": tree_fifo,
+    "own_policy": own_policy,
+    "own_ledger": own_ledger,
+    "own_ca_key": own_ca_key,
+    "own_socket": own_socket,
+    "proc_sys": proc_sys,
+    "proc_masks": proc_masks,
+    "sysfs": sysfs,
+}
