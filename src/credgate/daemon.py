@@ -22,7 +22,7 @@ from credgate.ca import Authority
 from credgate.errors import CredgateError
 from credgate.gateway.server import Gateway
 from credgate.ledger.writer import Ledger
-from credgate.paths import Places, open_private, private_dir
+from credgate.paths import Places, check_private_dir, open_private, private_dir
 from credgate.peer import Peer, accept
 from credgate.policyfile import find_for_run
 from credgate.prepare import Asked, Person
@@ -249,6 +249,7 @@ async def main_async(ready: int, idle: float) -> None:
     try:
         ledger = Ledger.open(places.ledger)
         authority = Authority.load_or_create(places.ca)
+        await asyncio.to_thread(_check_sealed, places)
         vault = Vault(places, os.environ)
         gateway = Gateway(
             authority=authority,
@@ -285,6 +286,11 @@ async def main_async(ready: int, idle: float) -> None:
     finally:
         await asyncio.to_thread(keeper.stop)
         os.close(lock)
+
+
+def _check_sealed(places: Places) -> None:
+    if os.path.lexists(places.sealed):  # made by the first secret that lies there
+        check_private_dir(places.sealed)
 
 
 async def _start_resolver(resolver: ResolverProcess, tasks: asyncio.TaskGroup) -> None:
