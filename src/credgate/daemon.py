@@ -124,7 +124,7 @@ class Daemon:
                 case "run.open":
                     await self._run(peer, _payload(message))
                 case "status":
-                    await peer.send(self._status())
+                    await peer.send(await self._status())
                 case "kill":
                     await peer.send(await self._kill(str(message.body.get("run"))))
                 case "stop":
@@ -145,17 +145,8 @@ class Daemon:
         finally:
             del self.sessions[session.run.id]
 
-    def _status(self) -> fdpass.Json:
-        runs = [
-            {
-                "run": s.run.id,
-                "role": s.run.role,
-                "allow": s.run.allowed,
-                "deny": s.run.denied,
-                "workdir": s.spec.workdir,
-            }
-            for s in self.sessions.values()
-        ]
+    async def _status(self) -> fdpass.Json:
+        runs = [await _row(session) for session in list(self.sessions.values())]
         return {"ok": True, "pid": os.getpid(), "runs": runs, "ledger": str(self.places.ledger)}
 
     async def _kill(self, run: str) -> fdpass.Json:
@@ -164,6 +155,13 @@ class Daemon:
             raise CredgateError("run_unknown", f"no run {run!r}", "see `credgate ps`", 1)
         await session.end("killed")
         return {"ok": True, "run": run}
+
+
+async def _row(session: Session) -> fdpass.Json:
+    """One live run, with what the kernel has counted of it so far."""
+    run, seen = session.run, await session.evidence()
+    named = {"run": run.id, "parent": run.parent, "role": run.role, "workdir": session.spec.workdir}
+    return {**named, **run.requests(), **seen.to_json()}
 
 
 def _payload(message: fdpass.Received) -> dict[str, object]:

@@ -22,6 +22,17 @@ class Run:
     revoked: bool = False
     allowed: int = 0
     denied: int = 0
+    unasked: int = 0  # refusals that the look from inside provoked, among `denied`
+    parent: str = ""  # id of the run that asked for this one
+    children: "list[Run]" = field(default_factory=list, repr=False)  # child runs, ended ones too
+
+    def requests(self) -> dict[str, int]:
+        """What was judged for this run and its children: a child spends its parent's budget."""
+        below = [child.requests() for child in self.children]
+        return {
+            "allow": self.allowed + sum(counts["allow"] for counts in below),
+            "deny": max(0, self.denied - self.unasked) + sum(counts["deny"] for counts in below),
+        }
 
     @property
     def role_rule(self) -> Role:

@@ -11,18 +11,21 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from credgate import proof
 from credgate.errors import CredgateError
+from credgate.evidence import Evidence
 from credgate.gateway.server import Gateway
 from credgate.ledger.writer import Ledger
+from credgate.limits import RunLimits, base_for, held_by, sums
 from credgate.mountwatch import MountWatch
 from credgate.paths import Places
 from credgate.peer import Peer, wake
 from credgate.policyfile import Effective
-from credgate.prepare import Asked, Network, Person, jail_spec, program_digest
+from credgate.prepare import Asked, Network, Person, filter_of, jail_spec, program_digest
+from credgate.roleneeds import decoy_environment, decoys_of, extra_ports
 from credgate.runs import Listener, Run
 from credgate.trust import Trust
 from jail import fdpass
@@ -32,12 +35,9 @@ from jail.plan import JailSpec, build_plan
 from resolver.client import ResolverProcess
 from resolver.errors import ResolverError
 from rules.names import table_for
-from rules.placeholders import make_decoy
-from rules.policy import Policy
 
 log = logging.getLogger(__name__)
 
-ALWAYS_OPEN = frozenset({53, 80, 443})
 STEP = 30.0  # seconds that pid 1, the read-back and the look from inside may take each
 DEATH = 10.0  # seconds for the kernel to take a pid namespace down after its KILL
 REFUSED = 125
@@ -69,23 +69,7 @@ class Ending:
 
     status: int
     reason: str
-
-
-def decoys_of(policy: Policy, role: str) -> dict[str, str]:
-    """A fresh decoy for each binding of the role that has a placeholder, by binding name."""
-    bindings = [policy.bindings[name] for name in policy.roles[role].bindings]
-    return {b.name: make_decoy(b.placeholder.shape, secrets.randbelow) for b in bindings if b.placeholder}
-
-
-def decoy_environment(policy: Policy, decoys: Mapping[str, str]) -> dict[str, str]:
-    """The decoys by the environment variable that the policy names for each."""
-    named = ((policy.bindings[name].placeholder, value) for name, value in decoys.items())
-    return {placeholder.env: value for placeholder, value in named if placeholder}
-
-
-def extra_ports(policy: Policy, role: str) -> list[int]:
-    """Ports that the gateway must listen on beyond those of every berth, for clients that ignore the proxy."""
-    return sorted({e.port for e in policy.endpoints_of(role)} - ALWAYS_OPEN)
+    filter_kills: int | None = None  # as pid 1 counted them; None where it could not say
 
 
 def clear_of(mine: JailSpec, role: str, others: "list[Session]") -> None:
@@ -105,14 +89,14 @@ def clear_of(mine: JailSpec, role: str, others: "list[Session]") -> None:
 class Session:
     """A run from the claimed berth to its end. Made by open_session."""
 
-    def __init__(self, parts: Parts, peer: Peer, run: Run, berth: Berth, spec: JailSpec) -> None:
+    def __init__(self, parts: Parts, peer: Peer, run: Run, berth: Berth, spec: JailSpec, limits: RunLimits) -> None:
         self.parts, self.peer, self.run, self.berth, self.spec = parts, peer, run, berth, spec
+        self.limits = limits
         self.pid1, self.theirs_pid1 = _channel()
         self.work, self.theirs_work = _channel()
         self.pid = 0  # of the jail's pid 1, on the host
         self.pidfd = -1
         self.ready = False
-        self.uncounted = 0  # refusals that the look from inside provoked
         self._ended_for = ""
         self._mounts: MountWatch | None = None
 
@@ -183,15 +167,29 @@ class Session:
         armed = await self._expect(self.work, "armed")
         mounts = MountWatch.of(first.pid)
         facts = await asyncio.to_thread(self.parts.keeper.facts, self.berth.id)
-        shown = proof.read_back(self.spec, self.berth, self.peer.groups(), (first.pid, armed.pid), facts)
-        if shown.differences:
-            raise Refusal("proof_failed", "; ".join(shown.differences), "`credgate doctor` says what this host can do")
+        pids = (first.pid, armed.pid)  # all that there is of the jail before "go"
+        await asyncio.to_thread(self.limits.confine, pids)
+        shown = proof.read_back(self.spec, self.berth, self.peer.groups(), pids, facts)
+        differences = (*shown.differences, *self.limits.wrong(pids))
+        if differences:
+            raise Refusal("proof_failed", "; ".join(differences), "`credgate doctor` says what this host can do")
         seq = self.parts.ledger.append(
-            "proof", run=self.run.id, proof=shown.id, guards=list(shown.guards), pid=first.pid, verdict="shown"
+            "proof",
+            run=self.run.id,
+            proof=shown.id,
+            guards=list(shown.guards),
+            limits=list(self.limits.names()),
+            switches=list(self.switches()) or None,
+            pid=first.pid,
+            verdict="shown",
         )
         await self.parts.ledger.durable(seq)
         self.run.proof = shown.id
         return mounts
+
+    def switches(self) -> tuple[str, ...]:
+        """What the role opened."""
+        return self.run.policy.roles[self.run.role].switches()
 
     async def _go(self) -> None:
         await self.work.send({"op": "go"})
@@ -201,7 +199,7 @@ class Session:
         if after is not None:  # a success closes the channel, which is close-on-exec
             raise _failure(after.body)
         self.ready = True
-        self.uncounted = self.run.denied
+        self.run.unasked = self.run.denied
         await self._tell(
             {
                 "ev": "ready",
@@ -212,6 +210,8 @@ class Session:
                 "ledger": str(self.parts.places.ledger),
                 "role": self.run.role,
                 "guards": len(proof.GUARDS),
+                "limits": self.limits.base.name if self.limits.base else "pid 1's sums",
+                "opened": "".join(f"{switch} ON, " for switch in self.switches()),
                 "endpoints": len(self.run.policy.endpoints_of(self.run.role)),
             }
         )
@@ -219,7 +219,8 @@ class Session:
     async def _watch(self, mounts: MountWatch) -> Ending:
         """Wait for pid 1's exit report, while the launcher's end or a changed mount table begins the end."""
         async with asyncio.TaskGroup() as tasks:
-            watching = (tasks.create_task(self._launcher_leaves()), tasks.create_task(self._mounts_change(mounts)))
+            others = (self._launcher_leaves(), self._mounts_change(mounts), self._limit_passed())
+            watching = [tasks.create_task(other) for other in others]
             try:
                 report = await self.pid1.recv()
             except JailError as error:  # nothing that pid 1 would say: it is no longer ours
@@ -229,12 +230,20 @@ class Session:
                 task.cancel()
         if report is None or report.body.get("ev") != "exit":  # pid 1 itself was killed
             return Ending(status=128 + signal.SIGKILL, reason=self._ended_for or "killed")
-        return Ending(status=int(str(report.body["status"])), reason=str(report.body["reason"]))
+        kills = report.body.get("filter_kills")
+        return Ending(
+            status=int(str(report.body["status"])),
+            reason=str(report.body["reason"]),
+            filter_kills=kills if isinstance(kills, int) else None,
+        )
 
     async def _launcher_leaves(self) -> None:
         with contextlib.suppress(JailError):
             await self.peer.recv()  # it has nothing to say: whatever comes is its end
         await self.end("killed")
+
+    async def _limit_passed(self) -> None:
+        await self.end(await self.limits.exceeded())
 
     async def _mounts_change(self, mounts: MountWatch) -> None:
         await mounts.changed()
@@ -268,18 +277,21 @@ class Session:
         self.work.close()
         with self._going_on("confirm the death of pid 1"):
             await self._confirm_death()
+        if not self._ended_for:
+            ending.reason = self.limits.reason(ending.status, ending.reason)
+        with self._going_on("remove the control group"):
+            await asyncio.to_thread(self.limits.close)
         with self._going_on("close the listeners"):
             await self.parts.gateway.close(self.run.id)
         with self._going_on("take the names back"):
             await self.parts.resolver.remove(self.run.id)
-        off_route = 0
+        seen = await self.evidence(ending)
         with self._going_on("record the end"):
-            off_route = self._off_route()
-            self._record_end(ending, off_route)
+            self._record_end(ending, seen)
         self.berth.close()
         with self._going_on("end the berth"):
             await asyncio.to_thread(self.parts.keeper.release, self.berth.id)
-        await self._tell_end(ending, off_route)
+        await self._tell_end(ending, seen)
         self.peer.close()
 
     @contextlib.contextmanager
@@ -289,35 +301,41 @@ class Session:
         except (CredgateError, JailError, ResolverError, OSError) as error:
             log.error("run %s: can't %s: %s", self.run.id, step, error)
 
-    def _record_end(self, ending: Ending, off_route: int) -> None:
+    async def evidence(self, ending: Ending | None = None) -> Evidence:
+        """What was tried so far outside the one route; a count that can't be read is None."""
+        off_route: int | None = None
+        counters: dict[str, int] | None = None
+        with self._going_on("read the attempts without a route"):
+            off_route = self.berth.off_route()
+        with self._going_on("read the counters"):
+            counters = await asyncio.to_thread(self.parts.keeper.counters, self.berth.id)
+        kills = None if ending is None else ending.filter_kills
+        return Evidence(off_route=off_route, counters=counters, filter_kills=kills)
+
+    def _record_end(self, ending: Ending, seen: Evidence) -> None:
+        counted = {name: str(count) for name, count in seen.attempts().items()}
+        if seen.off_route or counted or seen.filter_kills:
+            self.parts.ledger.append(
+                "off_route",
+                run=self.run.id,
+                count=seen.off_route,
+                counters=counted,
+                filter_kills=seen.filter_kills,
+                detail=seen.sentence(),
+            )
         self.parts.ledger.append(
             "run.end",
             run=self.run.id,
             role=self.run.role,
             status=ending.status,
             reason=ending.reason,
-            count=off_route,
+            count=seen.off_route,
         )
 
-    async def _tell_end(self, ending: Ending, off_route: int) -> None:
-        denied = max(0, self.run.denied - self.uncounted)
-        await self._tell(
-            {
-                "ev": "ended",
-                "run": self.run.id,
-                "status": ending.status,
-                "reason": ending.reason,
-                "requests": {"allow": self.run.allowed, "deny": denied},
-                "off_route": off_route,
-            }
-        )
-
-    def _off_route(self) -> int:
-        """IPv4 attempts at addresses the jail has no route to; IPv6 is off and leaves no count."""
-        count = self.berth.off_route()
-        if count:
-            self.parts.ledger.append("off_route", run=self.run.id, count=count)
-        return count
+    async def _tell_end(self, ending: Ending, seen: Evidence) -> None:
+        body = {"ev": "ended", "run": self.run.id, "status": ending.status, "reason": ending.reason}
+        told = {"requests": self.run.requests(), "seen": seen.sentence(), **seen.to_json()}
+        await self._tell(body | told)
 
     async def _confirm_death(self) -> None:
         """Wait until pid 1 is dead (its namespace is empty then). Raises Refusal where the kernel does not show it."""
@@ -371,6 +389,8 @@ async def open_session(parts: Parts, peer: Peer, asked: Asked, chosen: Effective
         run_id = f"r{secrets.token_hex(6)}"
         named = decoy_environment(policy, decoys)
         spec = jail_spec(run_id, asked, chosen, parts.person, parts.places, parts.trust, named, network)
+        base = await asyncio.to_thread(base_for, peer.pid())
+        spec = replace(spec, sums=sums(base))
         clear_of(spec, role.name, live)
         run = Run(
             id=run_id,
@@ -388,10 +408,13 @@ async def open_session(parts: Parts, peer: Peer, asked: Asked, chosen: Effective
             program=spec.exe,
             program_sha256=await asyncio.to_thread(program_digest, spec.exe),
             policy_sha256=policy.sha256,
+            seccomp_sha256=filter_of(role).sha256,
+            limits=list(held_by(base)),
+            switches=list(role.switches()) or None,
         )
         await parts.ledger.durable(seq)
     except BaseException:
         berth.close()
         await asyncio.to_thread(parts.keeper.release, berth.id)
         raise
-    return Session(parts, peer, run, berth, spec)
+    return Session(parts, peer, run, berth, spec, RunLimits(base, spec))

@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def hold(sock: socket.socket, open_firewall: firewall.Open, keeper: int) -> None:
-    """Build a berth, say so (or why not) on `sock`, and serve `claim` and `facts` until its other end is closed."""
+    """Build a berth, say so (or why not) on `sock`, and serve the keeper until its other end is closed."""
     _die_with(keeper)
     _drop_descriptors(sock.fileno())
     os.chdir("/")
@@ -71,8 +71,10 @@ class _Berth:
                 return self._claim(_ports(request.get("ports")))
             case "facts":
                 return self._facts(), []
+            case "counters":
+                return {"ok": True, "counters": firewall.counters(self._listing())}, []
             case other:
-                raise JailError("keeper_request", f"got op {other!r}, expected claim or facts")
+                raise JailError("keeper_request", f"got op {other!r}, expected claim, facts or counters")
 
     def _claim(self, extra: set[int]) -> tuple[Json, list[int]]:
         # An endpoint may live on the proxy's usual port: the proxy then moves, since one socket is one or the other.

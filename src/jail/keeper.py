@@ -1,8 +1,9 @@
 """The berth keeper: `python -I -m jail.keeper FD`, FD a SOCK_SEQPACKET socket to the daemon.
 
 Exec'd before the daemon has loaded a secret, with a clean environment; single-threaded. It forks one holder a berth and
-keeps some ready. The daemon's first message is {"op": "start", "berths": N, "parent": PID or 0}; then claim, facts and
-release, each answered in order (`jail.keeper_client` is the other side). When the socket ends, all berths end.
+keeps some ready. The daemon's first message is {"op": "start", "berths": N, "parent": PID or 0}; then claim, facts,
+counters and release, each answered in order (`jail.keeper_client` is the other side). When the socket ends, all berths
+end.
 """
 
 import os
@@ -130,11 +131,15 @@ class Keeper:
                 return self._claim(request)
             case "facts":
                 return self._berth(request)[1].ask({"op": "facts"}).body, []
+            case "counters":
+                return self._berth(request)[1].ask({"op": "counters"}).body, []
             case "release":
                 self._drop(self._berth(request)[0])
                 return {"ok": True}, []
             case other:
-                raise JailError("keeper_request", f"got op {other!r}, expected start, claim, facts or release")
+                raise JailError(
+                    "keeper_request", f"got op {other!r}, expected start, claim, facts, counters or release"
+                )
 
     def _start(self, request: Json) -> Json:
         if 0 in os.getresuid():

@@ -122,6 +122,13 @@ class KeeperProcess:
         """
         return self._ask({"op": "facts", "berth": berth}).body
 
+    def counters(self, berth: int) -> dict[str, int]:
+        """Packets by name that the gate namespace of a claimed berth has counted so far. Raises JailError."""
+        found = self._ask({"op": "counters", "berth": berth}).body.get("counters")
+        if not isinstance(found, dict):
+            raise JailError("keeper_answer", "got an answer without counters")
+        return {str(name): int(packets) for name, packets in found.items()}
+
     def release(self, berth: int) -> None:
         """End a berth's holder; it is never handed out again. The caller closes its own descriptors. JailError."""
         self._ask({"op": "release", "berth": berth}).close()

@@ -22,7 +22,7 @@ if __name__ == "__main__":  # -S and -I: nothing but the standard library is on 
 
 import contextlib
 
-from jail import bpf, caps, fdpass, keyring_kernel, landlock, mounts, terminal, workload
+from jail import bpf, caps, fdpass, keyring_kernel, landlock, mounts, terminal, usage, workload
 from jail.errors import JailError
 from jail.plantypes import Plan
 from jail.syscalls import prctl
@@ -30,7 +30,9 @@ from jail.syscalls import prctl
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 GRACE = 3.0  # seconds between TERM and KILL
 LINGER = 0.5  # the same, for what the command left behind when it ended by itself
-SAMPLE = 0.25  # seconds between two looks at the jail's memory
+SAMPLE = 0.25  # seconds between two looks at what the jail uses
+PRECISE = 4  # each so many looks also the memory files are counted
+OUTSIDE = 4  # tasks that RLIMIT_NPROC counts and this /proc doesn't show: the berth's, and the launcher's child
 
 
 def main(arguments: list[str]) -> int:
@@ -152,12 +154,16 @@ class Supervisor:
 
     def __init__(self, plan: Plan, daemon: socket.socket, launcher: socket.socket, child: int) -> None:
         self.daemon, self.launcher, self.child = daemon, launcher, child
-        self.memory = plan["limits"]["memory"]
+        self.limits = plan["limits"]
+        self.tmpfs = [op["at"] for op in plan["mounts"] if op["op"] == "tmpfs" and op["at"] != "/dev"]
+        self.looks = 0
+        self.crowded = False  # a look found as many tasks as there may be
         deadline = plan["limits"]["deadline"]
         self.deadline = time.monotonic() + deadline if deadline is not None else None
         self.status: int | None = None  # wait status of the workload
         self.reason = ""
         self.kill_at: float | None = None
+        self.filter_kills = 0  # of those reaped here; a process whose parent lives is reaped by that one
         self.wake, wake_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
@@ -201,7 +207,8 @@ class Supervisor:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.child, signal.SIGCONT)
             case "end":
-                self._end(str(body["reason"]), grace=GRACE)
+                reason = str(body["reason"])
+                self._end(reason, grace=0 if reason == "oom" else GRACE)
             case other:
                 self._end("killed", grace=0)
                 _tell(self.daemon, {"ev": "failed", "code": "internal", "detail": f"pid 1: unknown op {other!r}"})
@@ -223,10 +230,21 @@ class Supervisor:
         now = time.monotonic()
         if self.deadline is not None and now >= self.deadline:
             self._end("timeout", grace=GRACE)
-        if self.kill_at is None and memory_used() > self.memory:
-            self._end("oom", grace=0)
+        if self.kill_at is None and self.limits["sums"]:
+            self._sum()
         if self.kill_at is not None and now >= self.kill_at:
             self._everyone(signal.SIGKILL)
+
+    def _sum(self) -> None:
+        """Without a cgroup: add up what the jail uses, and end it where that is more than it may."""
+        sums, used = self.limits["sums"], usage.look(self.tmpfs)
+        self.looks += 1
+        suspect = used.memory > self.limits["memory"] or self.looks % PRECISE == 0
+        if "memory" in sums and suspect and usage.precise(self.tmpfs) > self.limits["memory"]:
+            self._end("oom", grace=0)
+        if used.cpu > self.limits["cpu"]:
+            self._end("timeout", grace=0)
+        self.crowded |= "processes" in sums and used.tasks > self.limits["processes"] - OUTSIDE
 
     def _all_gone(self) -> bool:
         """Reap whatever ended; True when nothing is left to wait for."""
@@ -237,6 +255,7 @@ class Supervisor:
                 return True
             if pid == 0:
                 return False
+            self.filter_kills += os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSYS
             if pid == self.child:
                 self._workload_changed(status)
 
@@ -247,42 +266,26 @@ class Supervisor:
             _tell(self.launcher, {"ev": "continued"})
         else:
             self.status = status
-            self._end("signaled" if os.WIFSIGNALED(status) else "exited", grace=LINGER)
+            self._end(self._why(status), grace=LINGER)
+
+    def _why(self, status: int) -> str:
+        """The reason of the command's own end; with a cgroup the daemon judges by its counters."""
+        if status and self.limits["sums"]:
+            if usage.look([]).cpu >= self.limits["cpu"]:  # RLIMIT_CPU was quicker than our look
+                return "timeout"
+            if self.crowded:
+                return "processes"
+        return "signaled" if os.WIFSIGNALED(status) else "exited"
 
     def _report(self) -> None:
         code = 128 + signal.SIGKILL
         if self.status is not None:
             code = os.waitstatus_to_exitcode(self.status)
             code = 128 - code if code < 0 else code
-        body = {"ev": "exit", "status": code, "reason": self.reason or "killed"}
+        reason = self.reason or "killed"
+        body = {"ev": "exit", "status": code, "reason": reason, "filter_kills": self.filter_kills}
         _tell(self.daemon, body)
         _tell(self.launcher, body)
-
-
-def memory_used() -> int:
-    """Bytes that the jail's processes hold: anonymous and shared-memory pages of each, summed.
-
-    A sum: pages that several processes share count once for each, so this errs towards killing. Memory files that
-    nobody has mapped are not in it (the host needs a cgroup for those).
-    """
-    total = 0
-    for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib costs 14 ms here
-        if name.isdigit():
-            total += _resident(name)
-    return total
-
-
-def _resident(pid: str) -> int:
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:  # noqa: PTH123
-            text = file.read()
-    except (FileNotFoundError, ProcessLookupError):  # it ended between the listing and the look
-        return 0
-    found = 0
-    for line in text.splitlines():
-        if line.startswith((b"RssAnon:", b"RssShmem:")):
-            found += int(line.split()[1]) << 10
-    return found
 
 
 if __name__ == "__main__":

@@ -3,15 +3,17 @@
 import argparse
 import json
 import os
+from typing import Any
 
 from credgate import controlclient
 from credgate.errors import CredgateError, print_error
+from credgate.evidence import ATTEMPTS
 from credgate.paths import Places
 from credgate.text import escape
 
 
 def main(argv: list[str]) -> int:
-    """Print a line a run; nothing where no daemon runs."""
+    """Print a line a run, with what the kernel counted of it so far; nothing where no daemon runs."""
     parser = argparse.ArgumentParser(
         prog="credgate ps", description="The live runs.", epilog="example: credgate ps --json"
     )
@@ -24,13 +26,23 @@ def main(argv: list[str]) -> int:
     if options.json:
         print(json.dumps({"runs": runs}))
         return 0
-    print(f"{'RUN':<14} {'ROLE':<12} {'ALLOW':>6} {'DENY':>6}  WORK TREE")
+    print(f"{'RUN':<14} {'ROLE':<12} {'ALLOW':>6} {'DENY':>6} {'OFF ROUTE':>9} {'REFUSED':>7}  WORK TREE")
     for run in runs:
-        print(f"{run['run']:<14} {run['role']:<12} {run['allow']:>6} {run['deny']:>6}  {escape(run['workdir'])}")
+        print(_line(run))
     return 0
 
 
-def _runs() -> list[dict[str, str]]:
+def _line(run: dict[str, Any]) -> str:
+    """OFF ROUTE: attempts without a route. REFUSED: packets that the gate namespace's firewall turned away."""
+    counters = run["counters"]
+    refused = "?" if counters is None else sum(counters[name] for name in ATTEMPTS)
+    off = "?" if run["off_route"] is None else run["off_route"]
+    child = f"  (child of {run['parent']})" if run["parent"] else ""
+    counts = f"{run['allow']:>6} {run['deny']:>6} {off:>9} {refused:>7}"
+    return f"{run['run']:<14} {run['role']:<12} {counts}  {escape(run['workdir'])}{child}"
+
+
+def _runs() -> list[dict[str, Any]]:
     sock = controlclient.connect(Places.from_env(os.environ))
     if sock is None:
         return []

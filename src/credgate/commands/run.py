@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--user", metavar="NAME", default="", help="for root: the ordinary user the run belongs to")
     parser.add_argument("--status-fd", metavar="N", type=int, default=-1, help="JSON lines `ready` and `exit` go there")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no banner")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no banner, no summary at the end")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="[--] CMD...")
     return parser
 
@@ -276,6 +276,7 @@ class Launch:
         if not self.options.quiet:
             line = (
                 f"credgate: role {body['role']}, {body['guards']} guards read back, {body['endpoints']} endpoints, "
+                f"limits by {body['limits']}, {body['opened']}"
                 f"run {body['run']}, ledger {body['ledger']}"
             )
             end = "\r\n" if 2 in self.ttys else "\n"  # the relay has the terminal in raw mode
@@ -310,11 +311,21 @@ class Launch:
         else:
             status, reason = int(str(self.ended["status"])), str(self.ended["reason"])
         if self.ready:
-            counts = {"requests": self.ended.get("requests", {}), "off_route": self.ended.get("off_route", 0)}
+            # null where it could not be read, or the daemon is gone: that is not zero
+            keys = ("off_route", "counters", "filter_kills")
+            counts = {"requests": self.ended.get("requests", {}), **{key: self.ended.get(key) for key in keys}}
             self._write_status({"event": "exit", "run": self.id, "status": status, "reason": reason} | counts)
         if self.ended and reason not in ("exited", "signaled"):
             _say(f"credgate: the run was ended: {reason}\n")
+        self._summarise()
         return status
+
+    def _summarise(self) -> None:
+        requests = self.ended.get("requests")
+        if not self.ready or self.options.quiet or not isinstance(requests, dict):
+            return
+        allowed, denied = requests.get("allow"), requests.get("deny")
+        _say(f"credgate: run {self.id}: {allowed} requests allowed, {denied} refused; {self.ended.get('seen')}\n")
 
     def _write_status(self, body: fdpass.Json) -> None:
         if self.options.status_fd >= 0:

@@ -28,6 +28,7 @@ class Event(StrEnum):
 
     RUN_START = "run.start"
     RUN_END = "run.end"
+    RUN_REFUSED = "run.refused"
     PROOF = "proof"
     DNS = "dns"
     INTENT = "intent"
@@ -77,9 +78,11 @@ type Kind = Text | Texts | Pairs | Number
 
 FIELDS: Mapping[str, Kind] = {
     "binding": Text(),
+    "counters": Pairs(count=12, cap=24),  # of off_route: packets by the counter's name
     "count": Number(),  # of what an aggregated line stands for; OutNoRoutes of off_route
     "cred_fp": Text(),
     "detail": Text(cap=1024),  # one sentence for people
+    "filter_kills": Number(),  # of off_route: processes that SIGSYS ended and pid 1 reaped
     "guards": Texts(count=64, cap=56),  # of proof: "GUARD=STATE"
     "host": Text(cap=320),
     "http_version": Text(cap=32),
@@ -89,6 +92,7 @@ FIELDS: Mapping[str, Kind] = {
     "limits": Texts(count=8, cap=56),  # of run.start: "LIMIT=MECHANISM"
     "method": Text(cap=64),
     "ms": Number(),
+    "parent": Text(),  # of run.start: the run that asked for this one
     "path": Text(cap=2048),
     "path_sha256": Text(),
     "pid": Number(),

@@ -1,0 +1,26 @@
+"""What a role's bindings and endpoints ask of a run beside its jail: decoys, their variables, ports to listen on."""
+
+import secrets
+from collections.abc import Mapping
+
+from rules.placeholders import make_decoy
+from rules.policy import Policy
+
+ALWAYS_OPEN = frozenset({53, 80, 443})
+
+
+def decoys_of(policy: Policy, role: str) -> dict[str, str]:
+    """A fresh decoy for each binding of the role that has a placeholder, by binding name."""
+    bindings = [policy.bindings[name] for name in policy.roles[role].bindings]
+    return {b.name: make_decoy(b.placeholder.shape, secrets.randbelow) for b in bindings if b.placeholder}
+
+
+def decoy_environment(policy: Policy, decoys: Mapping[str, str]) -> dict[str, str]:
+    """The decoys by the environment variable that the policy names for each."""
+    named = ((policy.bindings[name].placeholder, value) for name, value in decoys.items())
+    return {placeholder.env: value for placeholder, value in named if placeholder}
+
+
+def extra_ports(policy: Policy, role: str) -> list[int]:
+    """Ports that the gateway must listen on beyond those of every berth, for clients that ignore the proxy."""
+    return sorted({e.port for e in policy.endpoints_of(role)} - ALWAYS_OPEN)
