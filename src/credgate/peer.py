@@ -52,6 +52,10 @@ class Peer:
         finally:
             remove(self.sock)
 
+    def pid(self) -> int:
+        """Pid of the process that connected, by the kernel's word."""
+        return fdpass.peer_credentials(self.sock)[0]
+
     def groups(self) -> tuple[int, ...]:
         """Supplementary groups of the process that connected, as they were then (SO_PEERGROUPS, Linux 4.13).
 

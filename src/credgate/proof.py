@@ -1,65 +1,101 @@
 """The daemon's own read-back of a jail before "go": what the kernel shows of it, against what the plan says.
 
 No attempt is made here, only reading: /proc of pid 1 and of the workload, a netlink dump of both namespaces of the
-berth, and the ruleset. Whatever differs, or can't be read, is a difference, and one difference ends the run.
+berth, and the ruleset. Whatever differs, or can't be read, is a difference, and one difference ends the run. Differences
+are sorted by the groups of `jail.guards`, which the guards stand on.
 """
 
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from typing import Any
 
-from jail import berthfacts, readback
+from jail import berthfacts, inherited, readback
+from jail.guards import GROUPS
 from jail.keeper_client import Berth
-from jail.plan import DEVICES, JailSpec, private_trees
+from jail.plan import DEVICES, JailSpec, private_trees, rlimit_processes
 
-# What is read back, by the name it has in the ledger. Each stands for fields of readback.Facts or of the berth.
-GUARDS = (
-    "seccomp",
-    "no_new_privs",
-    "capabilities",
-    "user",
-    "namespaces",
-    "route",
-    "ipv6",
-    "mounts",
-    "limits",
-    "pid1",
-    "berth_links",
-    "berth_firewall",
-)
+# Fields of readback.Facts by the group that guards name.
+FIELD_GROUPS = {
+    "seccomp": "seccomp",
+    "filters": "seccomp",
+    "no_new_privs": "no_new_privs",
+    "capabilities": "capabilities",
+    "uids": "user",
+    "gids": "user",
+    "groups": "user",
+    "uid_map": "user",
+    "gid_map": "user",
+    "namespaces": "namespaces",
+    "routes": "route",
+    "addresses6": "ipv6",
+    "routes6": "ipv6",
+    "mounts": "mounts",
+    "limits": "limits",
+    "pid": "pid1",
+    "start": "pid1",
+    "owner": "pid1",
+    "ns_pids": "pid1",
+    "exe": "pid1",
+}
+ENVIRONMENT = b"LC_ALL=C.UTF-8\0"  # what the launcher gives pid 1, and all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """`id` names this read-back in the ledger; `differences` are sentences for people, empty: all as planned."""
+    """`id` names this read-back in the ledger. `groups`: sentences for people by group, empty ones: all as planned."""
 
     id: str
-    guards: tuple[str, ...]
-    differences: tuple[str, ...]
+    groups: Mapping[str, tuple[str, ...]]
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        """All sentences."""
+        return tuple(sentence for group in self.groups.values() for sentence in group)
 
 
-def read_back(
-    spec: JailSpec, berth: Berth, groups: tuple[int, ...], pids: tuple[int, int], network: dict[str, Any]
-) -> Shown:
-    """Read both processes and compare.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a jail's start left to read: `groups` of the launcher by the kernel's word, host pids, pid 1's serials."""
 
-    groups: the launcher's supplementary groups, by the kernel's word. pids: of pid 1 and of the workload, on the host.
-    network: what the berth's holder dumped.
-    """
-    first, second = readback.read_facts(pids[0]), readback.read_facts(pids[1])
-    wanted = expected(spec, berth, groups)
-    differences = (
-        *_sentences("pid 1", readback.compare(wanted, first)),
-        *_sentences("workload", readback.compare(readback.beside(wanted, first, pid_inside=2), second)),
-        *_program(first),
-        *berthfacts.wrong(network, [53, *berth.tcp]),
-    )
+    groups: tuple[int, ...]
+    pid1: int
+    workload: int
+    keyring: object
+
+
+def read_back(spec: JailSpec, berth: Berth, told: Told, network: dict[str, Any]) -> Shown:
+    """Read both processes and compare. network: what the berth's holder dumped."""
+    first, second = readback.read_facts(told.pid1), readback.read_facts(told.workload)
+    wanted = expected(spec, berth, told.groups)
+    groups: dict[str, list[str]] = {name: [] for name in GROUPS}
+    for who, differences in (
+        ("pid 1", readback.compare(wanted, first)),
+        ("workload", readback.compare(readback.beside(wanted, first, pid_inside=2), second)),
+    ):
+        for each in differences:
+            group = FIELD_GROUPS[each.field.partition(".")[0]]
+            groups[group].append(f"{who}: {each.field}: expected {each.expected}, got {each.got}")
+    for line in berthfacts.wrong(network, [53, *berth.tcp]):
+        groups["berth_firewall" if line.startswith("nft: ") else "berth_links"].append(line)
+    groups["pid1"] += _program(first)
+    _inherited(groups, told)
     digest = hashlib.sha256(repr((spec.run, first, second, sorted(network))).encode()).hexdigest()
-    return Shown(id=f"p{digest[:16]}", guards=tuple(f"{name}=shown" for name in GUARDS), differences=differences)
+    return Shown(id=f"p{digest[:16]}", groups={name: tuple(lines) for name, lines in groups.items()})
+
+
+def _inherited(groups: dict[str, list[str]], told: Told) -> None:
+    for who, pid, sockets, pipes in (("pid 1", told.pid1, 2, 2), ("workload", told.workload, 1, 0)):
+        for group, lines in (
+            ("descriptors", inherited.descriptors(pid, sockets=sockets, pipes=pipes)),
+            ("terminal", inherited.terminal(pid, told.pid1)),
+            ("environment", inherited.environment(pid, ENVIRONMENT)),
+        ):
+            groups[group] += [f"{who}: {line}" for line in lines]
+    groups["keyring"] += inherited.keyring(told.keyring)
 
 
 def expected(spec: JailSpec, berth: Berth, groups: tuple[int, ...]) -> readback.Expected:
@@ -76,7 +112,7 @@ def expected(spec: JailSpec, berth: Berth, groups: tuple[int, ...]) -> readback.
         routes=(("jail0", IPv4Network(f"{spec.gateway}/32")),),
         limits={
             "memory": spec.memory,
-            "processes": spec.processes,
+            "processes": rlimit_processes(spec),
             "open_files": spec.open_files,
             "cpu": spec.cpu,
             "file_size": spec.file_size,
@@ -94,11 +130,6 @@ def writable(spec: JailSpec) -> frozenset[str]:
     devices = {f"/dev/{name}" for name in DEVICES}
     work = {spec.workdir} if spec.workdir_write else set()
     return frozenset({*private_trees(spec.home), "/proc", *devices, *work})
-
-
-def _sentences(who: str, differences: tuple[readback.Difference, ...]) -> Iterator[str]:
-    for each in differences:
-        yield f"{who}: {each.field}: expected {each.expected}, got {each.got}"
 
 
 def _program(first: readback.Facts) -> Iterator[str]:

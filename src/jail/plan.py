@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 MIB = 1 << 20
+SLACK = 16  # processes of this user in the berth's user namespace that are not in the jail, and some
 
 # Of /etc a list, not the whole: pip.conf, environment and the like hold passwords on real machines.
 ETC_ALLOWED = [
@@ -113,6 +114,7 @@ class JailSpec:
     cpu: int = 3600
     file_size: int = 8192 * MIB
     deadline: int | None = None
+    sums: tuple[str, ...] = ("memory", "processes", "cpu")  # what pid 1 has to sum; the rest is held by a cgroup
     user_namespaces: int = 0  # how many may be made below the jail's; not 0 with allow_userns alone
     landlock: dict[str, Any] = field(default_factory=dict)  # of jail.landlock.plan_for
     seccomp: str = ""  # the filter's bytes, hex
@@ -135,11 +137,12 @@ def build_plan(spec: JailSpec) -> dict[str, Any]:
         "mounts": mounts(spec),
         "limits": {
             "memory": spec.memory,
-            "processes": spec.processes,
+            "processes": rlimit_processes(spec),
             "open_files": spec.open_files,
             "cpu": spec.cpu,
             "file_size": spec.file_size,
             "deadline": spec.deadline,
+            "sums": list(spec.sums),
         },
         "landlock": dict(spec.landlock),
         "seccomp": spec.seccomp,
@@ -147,6 +150,11 @@ def build_plan(spec: JailSpec) -> dict[str, Any]:
         "check": dict(spec.check),
         "exec": {"exe": spec.exe, "argv": list(spec.argv), "env": [list(pair) for pair in spec.env], "cwd": spec.cwd},
     }
+
+
+def rlimit_processes(spec: JailSpec) -> int:
+    """RLIMIT_NPROC: looser beside a cgroup, so that the cgroup refuses first, and counts what it refuses."""
+    return spec.processes if "processes" in spec.sums else spec.processes + SLACK
 
 
 def private_trees(home: str) -> list[str]:
