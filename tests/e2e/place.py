@@ -1,5 +1,6 @@
 """One site for a whole module, where its tests need no daemon of their own, and what several modules look at."""
 
+import json
 import os
 import subprocess
 import time
@@ -75,3 +76,47 @@ def wait_for(true: Callable[[], object], what: str, seconds: float = 20.0) -> No
     while not true():
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
         time.sleep(0.02)
+
+
+class Live:
+    """A run that was started and has said ready; killed when its block ends, if it has not ended by then."""
+
+    def __init__(self, site: Site, *command: str) -> None:
+        reader, writer = os.pipe()
+        self.process = site.start(*command, flags=["--status-fd", str(writer)], pass_fds=[writer])
+        os.close(writer)
+        self._lines = os.fdopen(reader)
+        line = self._lines.readline()
+        assert line, self.process.communicate(timeout=30)[1]
+        self.ready = json.loads(line)
+        self.run = self.ready["run"]
+
+    def __enter__(self) -> "Live":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate(timeout=30)
+        self._lines.close()
+
+    @property
+    def launcher(self) -> int:
+        """Its pid: every program before it execs the next one."""
+        return self.process.pid
+
+    def line(self) -> str:
+        """The next line that the command writes."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def end(self) -> dict[str, object]:
+        """Wait for the launcher's end; its exit line, {} where it could not write one."""
+        self.out, self.err = self.process.communicate(timeout=60)
+        line = self._lines.readline()
+        return json.loads(line) if line else {}
+
+
+def daemon_pid(site: Site) -> int:
+    done = site.credgate("gateway", "status", "--json")
+    return int(json.loads(done.stdout)["pid"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import OrdinaryUser
-from tests.e2e.place import module_site, one_error, running, wait_for
+from tests.e2e.place import Live, daemon_pid, module_site, one_error, running, wait_for
 from tests.e2e.site import Site, endpoint, make_site
 from tests.targets.served import Target
 
@@ -25,50 +25,6 @@ def site(place: Site) -> Site:
     """The module's site, its policy as at the start, and a daemon that lives (some tests here kill it)."""
     place.policy(READ)
     return place
-
-
-class Live:
-    """A run that was started and has said ready; killed when its block ends, if it has not ended by then."""
-
-    def __init__(self, site: Site, *command: str) -> None:
-        reader, writer = os.pipe()
-        self.process = site.start(*command, flags=["--status-fd", str(writer)], pass_fds=[writer])
-        os.close(writer)
-        self._lines = os.fdopen(reader)
-        line = self._lines.readline()
-        assert line, self.process.communicate(timeout=30)[1]
-        self.ready = json.loads(line)
-        self.run = self.ready["run"]
-
-    def __enter__(self) -> "Live":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate(timeout=30)
-        self._lines.close()
-
-    @property
-    def launcher(self) -> int:
-        """Its pid: every program before it execs the next one."""
-        return self.process.pid
-
-    def line(self) -> str:
-        """The next line that the command writes."""
-        assert self.process.stdout is not None
-        return self.process.stdout.readline()
-
-    def end(self) -> dict[str, object]:
-        """Wait for the launcher's end; its exit line, {} where it could not write one."""
-        self.out, self.err = self.process.communicate(timeout=60)
-        line = self._lines.readline()
-        return json.loads(line) if line else {}
-
-
-def daemon_pid(site: Site) -> int:
-    done = site.credgate("gateway", "status", "--json")
-    return int(json.loads(done.stdout)["pid"])
 
 
 def children(pid: int, *words: str) -> list[int]:
