@@ -4,6 +4,7 @@ It runs inside the jail and is told no secret: it looks for whatever has the tok
 """
 
 import errno
+import itertools
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import socket
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 
 HOST = "api.demo.test"
 SHAPE = re.compile(rb"demo_[A-Za-z0-9]{36}")
@@ -32,20 +34,20 @@ def request(method: str, url: str) -> dict[str, object]:
         return {"error": str(error)}
 
 
-def files_to_search() -> list[str]:
-    """Everything readable that might hold a token: /proc of every process, home, work tree, /etc, /run, /tmp."""
-    found = [f"/proc/{p}/{name}" for p in os.listdir("/proc") if p.isdigit() for name in ("environ", "cmdline")]
-    for top in (os.path.expanduser("~"), os.getcwd(), "/etc", "/run", "/tmp", "/var/tmp", "/dev/shm"):
+def files_to_search(tops: tuple[str, ...]) -> Iterator[str]:
+    """What might hold a token: /proc of every process, then the trees."""
+    for process in (name for name in os.listdir("/proc") if name.isdigit()):
+        yield from (f"/proc/{process}/{name}" for name in ("environ", "cmdline"))
+    for top in tops:
         for folder, _, names in os.walk(top):
-            found += [os.path.join(folder, name) for name in names]
-    return found[:MAX_FILES]
+            yield from (os.path.join(folder, name) for name in names)
 
 
-def search() -> dict[str, object]:
-    """Tokens found, and where; and what could not be read."""
+def search(tops: tuple[str, ...]) -> dict[str, object]:
+    """Tokens found, and where; and how much could not be read."""
     tokens: dict[str, str] = {}
     closed = 0
-    for path in files_to_search():
+    for path in itertools.islice(files_to_search(tops), MAX_FILES):
         try:
             with open(path, "rb") as file:
                 data = file.read(MAX_FILE)
@@ -85,11 +87,11 @@ def say(step: str, result: dict[str, object]) -> None:
 def main() -> None:
     """The job, then the rest."""
     if sys.argv[1:] == ["search"]:  # the control, outside the jail
-        say("search", search())
+        say("search", search((os.getcwd(),)))
         return
     say("read", request("GET", f"https://{HOST}/v1/issues"))
     say("write", request("POST", f"https://{HOST}/v1/issues"))
-    say("search", search())
+    say("search", search((os.path.expanduser("~"), os.getcwd(), "/etc", "/run", "/tmp", "/var/tmp", "/dev/shm")))
     say("other path", request("DELETE", f"https://{HOST}/v1/admin/keys"))
     say("other host", request("GET", "https://collector.demo.test/upload"))
     say("address", request("GET", "https://192.0.2.10/v1/issues"))
