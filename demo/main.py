@@ -3,6 +3,7 @@
 Exit status 0 only if every step came out as it must. Started by scripts/demo, which does the set-up.
 """
 
+import collections
 import json
 import os
 import pwd
@@ -124,7 +125,11 @@ class Demo:
         print(f"  {DIM}{run.stderr.strip()}{PLAIN}")
         self.show("the agent ended by itself", f"exit status {run.returncode}", right=run.returncode == 0)
         lines = [json.loads(line) for line in run.stdout.splitlines()]
-        return {line.pop("step"): line for line in lines}
+        said: dict[str, dict[str, object]] = collections.defaultdict(
+            dict
+        )  # a step that the agent never reached: nothing
+        said.update({line.pop("step"): line for line in lines})
+        return said
 
     def judge_job(self, said: dict[str, dict[str, object]]) -> None:
         """(a) The job is done, with the real credential."""
@@ -144,14 +149,14 @@ class Demo:
 
     def judge_search(self, said: dict[str, dict[str, object]]) -> None:
         """(b) The search finds the decoy at most."""
-        found = said["search"]["tokens"]
-        assert isinstance(found, dict)
+        found = said["search"].get("tokens")
+        found = found if isinstance(found, dict) else {}
         self.heading("4. The agent looks for the secret: environment, files, /proc")
         decoys = [where for token, where in found.items() if token != self.token]
         self.show(
             "found inside the jail",
             f"{len(found)} token: a decoy, in {', '.join(decoys)}",
-            right=self.token not in found,
+            right=self.token not in found and bool(found),
         )
         argv = [self.python, str(self.work / "agent.py"), "search"]
         env = {**self.env, "DEMO_TOKEN": self.token}
