@@ -262,7 +262,7 @@ def jail_spec(
         cpu=role.limits.cpu,
         file_size=role.limits.file_size,
         deadline=role.deadline,
-        landlock=_landlock(person.home, workdir if write else ""),
+        landlock=_landlock(person.home, workdir if write else "", userns=role.allow_userns),
         user_namespaces=NESTED if role.allow_userns else 0,
         seccomp=filter_of(role).bpf.hex(),
         check={"denied_name": CHECK_NAME, "bundle": INSIDE_BUNDLE, "bundle_sha256": trust.bundle_sha256},
@@ -274,7 +274,7 @@ def filter_of(role: Role) -> seccomp.Compiled:
     return seccomp.compile_filter(arch=platform.machine(), debug=role.allow_debug, userns=role.allow_userns)
 
 
-def _landlock(home: str, writable: str) -> dict[str, object]:
+def _landlock(home: str, writable: str, *, userns: bool = False) -> dict[str, object]:
     return landlock.plan_for(
         landlock.abi(),
         read=["/"],
@@ -283,6 +283,7 @@ def _landlock(home: str, writable: str) -> dict[str, object]:
         dev_write=["/dev"],
         tcp_ports=None,  # servers of the jail's own on its loopback; the namespace is the boundary
         private=private_trees(home),
+        change=["/proc"] if userns else [],  # where the maps of a new user namespace are written
     )
 
 

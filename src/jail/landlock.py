@@ -90,12 +90,14 @@ def plan_for(
     dev_write: list[str],
     tcp_ports: list[int] | None,
     private: list[str] | None = None,
+    change: list[str] | None = None,
 ) -> dict[str, object]:
     """Rules for the jail's own root. Rights of a path are the union of those of its ancestors.
 
     read: read and execute. write: trees shared with the host: create, change, rename, delete, but no socket, FIFO or
     device node (a socket there would let two jails lend each other descriptors). private: trees that die with the run:
     sockets and FIFOs as well. dev_write: device files (or a directory of them), read, write and ioctl.
+    change: what is there may be read, written and truncated, nothing made.
     execute_all: EXECUTE in writable trees too; where `read` holds "/" that makes no difference, and Landlock's EXECUTE
     is no "noexec" anyway (ld.so FILE and memfd go around it). tcp_ports: the only ports that may be connected to, own
     loopback servers included; None leaves TCP to the network namespace.
@@ -107,6 +109,7 @@ def plan_for(
         (write, run | LOOK | EDIT),
         (private or [], run | LOOK | EDIT | MEET),
         (dev_write, DEVICE),
+        (change or [], READ_FILE | WRITE_FILE | TRUNCATE),
     )
     net = known(NET_BITS, version) & CONNECT_TCP if tcp_ports is not None else 0
     return {

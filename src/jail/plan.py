@@ -16,6 +16,7 @@ ETC_ALLOWED = [
     "alternatives",
     "bash.bashrc",
     "ca-certificates",
+    "chromium.d",
     "debian_version",
     "fonts",
     "gai.conf",
