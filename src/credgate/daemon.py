@@ -27,6 +27,7 @@ from credgate.peer import Peer, accept
 from credgate.policyfile import find_for_run
 from credgate.prepare import Asked, Person
 from credgate.session import Parts, Session, open_session
+from credgate.stand import StandProcess, clear_left
 from credgate.trust import prepare as prepare_trust
 from credgate.vault import Vault
 from jail import fdpass
@@ -244,7 +245,10 @@ async def main_async(ready: int, idle: float) -> None:
     lock = _lock(places)
     person = Person.current(os.environ)
     keeper = await asyncio.to_thread(KeeperProcess.start, sys.executable)  # before any secret is loaded
+    stand: StandProcess | None = None
     try:
+        clear_left(places)
+        stand = await asyncio.to_thread(StandProcess.start, places)  # likewise
         ledger = Ledger.open(places.ledger)
         authority = Authority.load_or_create(places.ca)
         await asyncio.to_thread(_check_sealed, places)
@@ -269,6 +273,7 @@ async def main_async(ready: int, idle: float) -> None:
                 resolver=resolver,
                 keeper=keeper,
                 trust=trust,
+                stand=stand,
             )
             daemon = Daemon(places, parts, idle)
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -282,6 +287,8 @@ async def main_async(ready: int, idle: float) -> None:
         await gateway.stop()
         ledger.close()
     finally:
+        if stand is not None:
+            await asyncio.to_thread(stand.stop)
         await asyncio.to_thread(keeper.stop)
         os.close(lock)
 

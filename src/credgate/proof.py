@@ -41,7 +41,9 @@ FIELD_GROUPS = {
     "ns_pids": "pid1",
     "exe": "pid1",
 }
-ENVIRONMENT = b"LC_ALL=C.UTF-8\0"  # what the launcher gives pid 1, and all
+# Sockets and ends of pipes: pid 1 has the daemon's and the launcher's socket and a pipe to wake itself, the workload its
+# channel.
+OF_PID1, OF_WORKLOAD = (2, 2), (1, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +61,10 @@ class Shown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What a jail's start left to read: `groups` of the launcher by the kernel's word, host pids, pid 1's serials."""
+    """What a jail's start left to read: `launcher` with its `groups` by the kernel's word, host pids, pid 1's serials."""
 
     groups: tuple[int, ...]
+    launcher: int
     pid1: int
     workload: int
     keyring: object
@@ -88,13 +91,10 @@ def read_back(spec: JailSpec, berth: Berth, told: Told, network: dict[str, Any])
 
 
 def _inherited(groups: dict[str, list[str]], told: Told) -> None:
-    for who, pid, sockets, pipes in (("pid 1", told.pid1, 2, 2), ("workload", told.workload, 1, 0)):
-        for group, lines in (
-            ("descriptors", inherited.descriptors(pid, sockets=sockets, pipes=pipes)),
-            ("terminal", inherited.terminal(pid, told.pid1)),
-            ("environment", inherited.environment(pid, ENVIRONMENT)),
-        ):
-            groups[group] += [f"{who}: {line}" for line in lines]
+    for who, pid, sockets, pipes in (("pid 1", told.pid1, *OF_PID1), ("workload", told.workload, *OF_WORKLOAD)):
+        found = inherited.descriptors(pid, told.launcher, sockets=sockets, pipes=pipes)
+        groups["descriptors"] += [f"{who}: {line}" for line in found]
+        groups["terminal"] += [f"{who}: {line}" for line in inherited.session(pid, told.pid1)]
     groups["keyring"] += inherited.keyring(told.keyring)
 
 

@@ -13,6 +13,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from credgate import proof
 from credgate.errors import CredgateError
@@ -27,11 +28,14 @@ from credgate.policyfile import Effective
 from credgate.prepare import Asked, Network, Person, filter_of, jail_spec, program_digest
 from credgate.roleneeds import decoy_environment, decoys_of, extra_ports
 from credgate.runs import Listener, Run
+from credgate.stand import StandProcess, inside, limits_of, words
 from credgate.trust import Trust
 from jail import fdpass
 from jail.errors import JailError
+from jail.guards import needed
 from jail.keeper_client import Berth, KeeperProcess
 from jail.plan import JailSpec, build_plan
+from jail.verdict import Row, State, judge
 from resolver.client import ResolverProcess
 from resolver.errors import ResolverError
 from rules.names import table_for
@@ -61,6 +65,7 @@ class Parts:
     resolver: ResolverProcess
     keeper: KeeperProcess
     trust: Trust
+    stand: StandProcess
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,6 +102,8 @@ class Session:
         self.pid = 0  # of the jail's pid 1, on the host
         self.pidfd = -1
         self.ready = False
+        self.guards = needed(per_run=True, switches=frozenset(self.switches()))
+        self.tried = 0  # addresses without a route that our own attempts asked for
         self._ended_for = ""
         self._mounts: MountWatch | None = None
 
@@ -132,13 +139,17 @@ class Session:
     async def _hand_over(self) -> None:
         plan = os.memfd_create("plan", os.MFD_CLOEXEC)
         try:
-            os.write(plan, json.dumps(build_plan(self.spec)).encode())
+            os.write(plan, json.dumps(self._plan()).encode())
             fds = [plan, self.berth.userns, self.berth.jail_netns, self.theirs_pid1.fileno(), self.theirs_work.fileno()]
             await self.peer.send({"ev": "plan", "run": self.run.id}, fds)
         finally:
             os.close(plan)
             self.theirs_pid1.close()
             self.theirs_work.close()
+
+    def _plan(self) -> dict[str, Any]:
+        context = inside(self.parts.stand.context, self.spec, proof.writable(self.spec))
+        return build_plan(self.spec) | {"probes": {"guards": [g.id for g in self.guards], "context": context}}
 
     async def _expect(self, channel: Peer, event: str) -> fdpass.Received:
         """The next message of a channel, which must be `event`. Raises Refusal with what the jail says went wrong."""
@@ -169,15 +180,24 @@ class Session:
         facts = await asyncio.to_thread(self.parts.keeper.facts, self.berth.id)
         pids = (first.pid, armed.pid)  # all that there is of the jail before "go"
         await asyncio.to_thread(self.limits.confine, pids)
-        shown = proof.read_back(self.spec, self.berth, self.peer.groups(), pids, facts)
+        told = proof.Told(
+            groups=self.peer.groups(),
+            launcher=self.peer.pid(),
+            pid1=first.pid,
+            workload=armed.pid,
+            keyring=first.body.get("keyring"),
+        )
+        shown = proof.read_back(self.spec, self.berth, told, facts)
         differences = (*shown.differences, *self.limits.wrong(pids))
         if differences:
             raise Refusal("proof_failed", "; ".join(differences), "`credgate doctor` says what this host can do")
+        rows = await self.try_guards(shown)
+        self._require(rows)
         seq = self.parts.ledger.append(
             "proof",
             run=self.run.id,
             proof=shown.id,
-            guards=list(shown.guards),
+            guards=[f"{row.guard}={row.state}" for row in rows],
             limits=list(self.limits.names()),
             switches=list(self.switches()) or None,
             pid=first.pid,
@@ -186,6 +206,19 @@ class Session:
         await self.parts.ledger.durable(seq)
         self.run.proof = shown.id
         return mounts
+
+    async def try_guards(self, shown: proof.Shown) -> tuple[Row, ...]:
+        """Have the workload try what each guard forbids, and judge that beside the controls."""
+        await self.work.send({"op": "probe"})
+        tried = await self._expect(self.work, "probed")
+        control = await asyncio.to_thread(self.parts.stand.controls, self.guards, limits_of(self.spec))
+        self.tried = self.berth.off_route()
+        return judge(self.guards, shown.groups, words(tried.body.get("words")), control)
+
+    def _require(self, rows: tuple[Row, ...]) -> None:
+        failed = [f"{row.guard}: {row.why}" for row in rows if row.state is State.NOT_SHOWN]
+        if failed:
+            raise Refusal("proof_failed", f"not shown: {'; '.join(failed)}", "`credgate prove` tries every guard")
 
     def switches(self) -> tuple[str, ...]:
         """What the role opened."""
@@ -209,7 +242,7 @@ class Session:
                 "gateway": self.berth.gateway,
                 "ledger": str(self.parts.places.ledger),
                 "role": self.run.role,
-                "guards": len(proof.GUARDS),
+                "guards": len(self.guards),
                 "limits": self.limits.base.name if self.limits.base else "pid 1's sums",
                 "opened": "".join(f"{switch} ON, " for switch in self.switches()),
                 "endpoints": len(self.run.policy.endpoints_of(self.run.role)),
@@ -306,7 +339,7 @@ class Session:
         off_route: int | None = None
         counters: dict[str, int] | None = None
         with self._going_on("read the attempts without a route"):
-            off_route = self.berth.off_route()
+            off_route = self.berth.off_route() - self.tried
         with self._going_on("read the counters"):
             counters = await asyncio.to_thread(self.parts.keeper.counters, self.berth.id)
         kills = None if ending is None else ending.filter_kills

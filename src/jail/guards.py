@@ -51,7 +51,6 @@ GROUPS = (
     "limits",
     "pid1",
     "descriptors",
-    "environment",
     "terminal",
     "keyring",
     "berth_links",
@@ -79,7 +78,7 @@ _PER_RUN = frozenset(
     "file_read file_write file_create readonly_mounts landlock tree_socket tree_fifo own_ledger own_ca_key own_socket "
     "proc_sys proc_masks sysfs proc_host pid1_environ pid1_mem signal_host process_vm pidfd_getfd descriptors "
     "environment keyring io_uring clone3 foreign_arch userns userns_limit mount_api unix_path unix_abstract vsock raw "
-    "packet mptcp netlink tcp_metadata tcp_private tcp_anywhere host_loopback gateway_port udp ipv6 network_admin "
+    "packet mptcp netlink tcp_metadata tcp_private tcp_anywhere host_loopback udp ipv6 network_admin "
     "terminal tiocsti memory core".split()
 )
 
@@ -103,19 +102,19 @@ GUARDS: tuple[Guard, ...] = (
     _guard("readonly_link", _READ_ONLY, "mounts", "EROFS EACCES"),
     _guard("readonly_meta", "read-only mounts (Landlock doesn't govern it)", "mounts", "EROFS"),
     _guard("readonly_mounts", "recursive mount_setattr", "mounts", "EROFS"),
-    _guard("landlock", "Landlock", "no_new_privs", "EACCES", "EPERM"),
+    _guard("landlock", "Landlock", "", "EACCES", "EPERM"),
     _guard("tree_socket", "Landlock MAKE_SOCK, or a read-only work tree", "mounts", "EACCES EROFS"),
     _guard("tree_fifo", "Landlock MAKE_FIFO, or a read-only work tree", "mounts", "EACCES EROFS"),
     _guard("own_policy", _UNBOUND, "mounts namespaces", "ENOENT"),
     _guard("own_ledger", _UNBOUND, "mounts namespaces", "ENOENT"),
     _guard("own_ca_key", _UNBOUND, "mounts namespaces", "ENOENT"),
     _guard("own_socket", _UNBOUND, "mounts namespaces", "ENOENT"),
-    _guard("proc_sys", "read-only mount over /proc/sys", "mounts", "EROFS", lab=True),
+    _guard("proc_sys", "read-only mount over /proc/sys, no capability", "mounts capabilities", "EROFS EACCES", lab=True),
     _guard("proc_masks", "masks over files of /proc", "mounts", "ENODATA"),
     _guard("sysfs", _UNBOUND, "mounts", "ENOENT"),
     # processes
     _guard("proc_host", "pid namespace with a /proc of its own", "namespaces", "ENOENT ESRCH"),
-    _guard("proc_scan", "pid namespace with a /proc of its own, clean environment", "namespaces environment", "ENOENT"),
+    _guard("proc_scan", "pid namespace with a /proc of its own, clean environment", "namespaces", "ENOENT"),
     _guard("pid1_environ", "pid 1 is not dumpable", "pid1", "EACCES"),
     _guard("pid1_mem", "pid 1 is not dumpable", "pid1", "EACCES", "EACCES"),
     _guard("signal_host", "pid namespace, Landlock scope", "namespaces", "ESRCH EPERM"),
@@ -124,7 +123,7 @@ GUARDS: tuple[Guard, ...] = (
     _guard("process_vm", "seccomp, pid 1 is not dumpable", "seccomp pid1", "EPERM", "EPERM"),
     _guard("pidfd_getfd", "seccomp, pid 1 is not dumpable", "seccomp pid1", "EPERM", "EPERM"),
     _guard("descriptors", "every descriptor closed that isn't named", "descriptors", "EBADF"),
-    _guard("environment", "an environment built anew", "environment", "ENOENT"),
+    _guard("environment", "an environment built anew", "", "ENOENT"),
     _guard("kill_tree", "pid namespace: the kernel ends it with pid 1", "namespaces", "ESRCH"),
     # the kernel's own interfaces
     _guard("keyring", "a session keyring of the jail's own, seccomp", "keyring seccomp", "EPERM", "ENOSYS"),
@@ -170,7 +169,7 @@ GUARDS: tuple[Guard, ...] = (
     _guard("ipv6", "IPv6 off", "ipv6 berth_links", "ENETUNREACH EADDRNOTAVAIL EAFNOSUPPORT", lab=True),
     _guard("ipv6_late", "IPv6 off", "ipv6 berth_links", "ENETUNREACH EADDRNOTAVAIL EAFNOSUPPORT", lab=True),
     # the terminal
-    _guard("terminal", "a session and a pty of the jail's own", "terminal", "ENOTTY"),
+    _guard("terminal", "a session and a pty of the jail's own", "terminal descriptors", "ENOTTY"),
     _guard("tiocsti", _FILTER, "seccomp", "EPERM", "EIO"),
     _guard("tioclinux", _FILTER, "seccomp", "EPERM", "ENOTTY"),
     # limits

@@ -7,7 +7,8 @@ the user's login made is otherwise readable inside (bubblewrap, nsjail and other
 from jail.errors import JailError
 from jail.syscalls import syscall
 
-_KEYCTL_JOIN_SESSION_KEYRING = 1
+_KEYCTL_GET_KEYRING_ID, _KEYCTL_JOIN_SESSION_KEYRING = 0, 1
+_SESSION = -3
 
 
 def join_anonymous_session() -> int:
@@ -21,3 +22,11 @@ def join_anonymous_session() -> int:
             "see kernel.keys.maxkeys; a kernel without CONFIG_KEYS is not supported",
             error.errno or 0,
         ) from error
+
+
+def session() -> int:
+    """Serial of this process's session keyring (without one: the user session keyring's, which stands in), else 0."""
+    try:
+        return syscall("keyctl", _KEYCTL_GET_KEYRING_ID, _SESSION, 0)
+    except OSError:
+        return 0  # the daemon takes it for not shown

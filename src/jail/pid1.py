@@ -46,7 +46,8 @@ def main(arguments: list[str]) -> int:
     try:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         plan = _read_plan(plan_fd)
-        slave = prepare(plan, launcher, ttys)
+        inherited = keyring_kernel.session()
+        slave, joined = prepare(plan, launcher, ttys)
         child = _fork_workload(plan, socket.socket(fileno=workload_fd), slave, ttys, (daemon_fd, launcher_fd))
     except JailError as error:
         _tell(daemon, {"ev": "failed", "code": error.code, "detail": error.detail, "hint": error.hint})
@@ -54,7 +55,7 @@ def main(arguments: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 - outermost frame of this process: it reports and the jail dies
         _tell(daemon, {"ev": "failed", "code": "internal", "detail": f"pid 1: {type(error).__name__}: {error}"})
         return 1
-    _tell(daemon, {"ev": "pid1", "child": child})
+    _tell(daemon, {"ev": "pid1", "child": child, "keyring": [inherited, joined]})
     return Supervisor(plan, daemon, launcher, child).run()
 
 
@@ -65,8 +66,11 @@ def _read_plan(descriptor: int) -> Plan:
         return plan
 
 
-def prepare(plan: Plan, launcher: socket.socket, ttys: list[int]) -> int:
-    """Everything up to the fork, in the order of docs/jail.md. Returns the pty's slave, -1 without a terminal."""
+def prepare(plan: Plan, launcher: socket.socket, ttys: list[int]) -> tuple[int, int]:
+    """Everything up to the fork, in the order of docs/jail.md.
+
+    Returns the pty's slave, -1 without a terminal, and the serial of the session keyring.
+    """
     close_others()
     socket.sethostname(plan["hostname"])
     bound_user_namespaces(plan["user_namespaces"])
@@ -77,8 +81,7 @@ def prepare(plan: Plan, launcher: socket.socket, ttys: list[int]) -> int:
     slave = terminal.open_pty(launcher) if ttys else -1
     if slave >= 0:
         terminal.adopt(slave)
-    confine(plan)
-    return slave
+    return slave, confine(plan)
 
 
 def close_others() -> None:
@@ -115,14 +118,19 @@ def bring_limits(limits: Plan) -> None:
         resource.setrlimit(kind, (bound, bound))
 
 
-def confine(plan: Plan) -> None:
-    """Keyring, capabilities, no_new_privs, Landlock, seccomp: what the workload inherits by the fork."""
+def confine(plan: Plan) -> int:
+    """Keyring, capabilities, no_new_privs, Landlock, seccomp: what the workload inherits by the fork.
+
+    Returns the serial of the session keyring, asked for while the filter doesn't refuse it yet.
+    """
     keyring_kernel.join_anonymous_session()
+    serial = keyring_kernel.session()
     caps.drop_all()
     bpf.no_new_privs()
     landlock.restrict(plan["landlock"])
     prctl(PR_SET_DUMPABLE, 0)
     bpf.load(bytes.fromhex(plan["seccomp"]))
+    return serial
 
 
 def _fork_workload(plan: Plan, channel: socket.socket, slave: int, ttys: list[int], mine: tuple[int, int]) -> int:

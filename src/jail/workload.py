@@ -14,6 +14,7 @@ import sys
 
 from jail import fdpass, terminal
 from jail.errors import JailError
+from jail.probes import attempts
 from jail.plantypes import Plan
 from jail.syscalls import syscall
 
@@ -23,14 +24,16 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 
 def run(plan: Plan, channel: socket.socket, slave: int, ttys: list[int]) -> None:
-    """Take the terminal, say "armed", wait for "go", look around, exec. Never returns."""
+    """Take the terminal, say "armed", try the guards, wait for "go", look around, exec. Never returns."""
     status = 125
     try:
         os.setpgid(0, 0)
         if slave >= 0:
             terminal.take(slave, ttys)
         fdpass.send(channel, {"ev": "armed"})
-        wait_for_go(channel)
+        _wait_for("probe", channel)
+        fdpass.send(channel, {"ev": "probed", "words": try_guards(plan, channel)})
+        _wait_for("go", channel)
         look_around(plan)
         status = execute(plan, channel)
     except JailError as error:
@@ -46,11 +49,18 @@ def _tell(channel: socket.socket, body: fdpass.Json) -> None:
         fdpass.send(channel, body)
 
 
-def wait_for_go(channel: socket.socket) -> None:
-    """Block until the daemon has compared its own read-back with the plan."""
+def _wait_for(op: str, channel: socket.socket) -> None:
+    """Block until the daemon says `op`: "go" only after it has compared its own read-back with the plan."""
     message = fdpass.recv(channel)
-    if message is None or message.body.get("op") != "go":
-        raise JailError("no_go", "the daemon did not say go")
+    if message is None or message.body.get("op") != op:
+        raise JailError("no_go", f"the daemon did not say {op}")
+
+
+def try_guards(plan: Plan, channel: socket.socket) -> dict[str, object]:
+    """A word for each guard of the plan, from attempts in this very jail."""
+    probes = plan["probes"]
+    context = probes["context"] | {"_fds": [channel.fileno()], "_env": plan["exec"]["env"]}
+    return {**attempts.run(probes["guards"], context)}
 
 
 def look_around(plan: Plan) -> None:

@@ -154,10 +154,14 @@ def landlock_device(context: Context) -> str:
 def tree_socket(context: Context) -> str:
     """Listen on a socket in the work tree: over it another jail could be lent a connected descriptor."""
     where = os.open(os.fsencode(context["tree"]), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    name = f"/proc/self/fd/{where}/.{context['canary'][:16]}.sock"  # sun_path has 108 bytes, a tree's name may have more
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.bind(name)
-    os.unlink(name)
+    try:
+        # sun_path has 108 bytes, the name of a tree may have more
+        name = f"/proc/self/fd/{where}/.{context['canary'][:16]}.sock"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.bind(name)
+        os.unlink(name)
+    finally:
+        os.close(where)
     return DONE
 
 

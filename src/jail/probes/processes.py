@@ -1,13 +1,15 @@
 """Attempts on processes: of the host, on pid 1 of the jail, and at what is inherited from them."""
 
+import contextlib
 import ctypes
 import errno
 import os
 import signal
+import stat
 import time
 
 from jail.probes import DONE, Attempt, Context, refuse
-from jail.syscalls import call, number, syscall
+from jail.syscalls import call, syscall
 
 PTRACE_SEIZE, PTRACE_DETACH = 0x4206, 17
 OWN_DESCRIPTORS = (0, 1, 2)
@@ -108,12 +110,19 @@ class _Iovec(ctypes.Structure):
 def pidfd_getfd(context: Context) -> str:
     """Take a descriptor out of pid 1."""
     target = os.pidfd_open(context["init"])
-    os.close(syscall("pidfd_getfd", target, 0, 0))
+    try:
+        os.close(syscall("pidfd_getfd", target, 0, 0))
+    finally:
+        os.close(target)
     return DONE
 
 
 def descriptors(context: Context) -> str:
-    """Find a descriptor that was inherited: any but 0, 1, 2 and those that the attempt itself needs."""
+    """Find a descriptor that was inherited: any but 0, 1, 2 and those that the attempt itself needs, or a directory."""
+    for descriptor in OWN_DESCRIPTORS:
+        with contextlib.suppress(OSError):  # closed
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                return DONE
     for name in os.listdir("/proc/self/fd"):
         descriptor = int(name)
         if descriptor in OWN_DESCRIPTORS or descriptor in context["_fds"]:

@@ -58,6 +58,7 @@ class Stand:
             self.open(request)
             return {"ok": True, "context": self.context}
         host, of_lab = request["host"], request["lab"]
+        self.context["limits"] = request["limits"]
         if not isinstance(host, list) or not isinstance(of_lab, list):
             raise TypeError("expected lists of ids")
         words = attempts.run(host, self.context) | in_lab(of_lab, self.context)

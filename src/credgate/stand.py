@@ -1,0 +1,170 @@
+"""The daemon's side of a stand (`jail.probes.stand`): stand-ins for attempts, and the controls of the guards.
+
+Blocking calls, meant for `asyncio.to_thread`. A control says something about this host, not about a jail: the words of
+the cheap ones are kept for the daemon's lifetime. `credgate prove` starts a stand of its own and runs them anew.
+"""
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from credgate.errors import CredgateError
+from credgate.paths import Places, private_dir
+from jail import fdpass
+from jail.errors import JailError
+from jail.guards import Guard, Where
+from jail.plan import MIB, JailSpec
+from jail.probes import Context
+from jail.probes import stand as script
+
+TIMEOUT = 60.0  # seconds for an answer; all controls together take about four
+SMALL = "/run"  # the smallest tmpfs of a jail, and its size
+SMALL_SIZE = 64 * MIB
+PREFIX = "s"  # of the stand's directory: as short as "control", whose path a unix socket can take
+
+
+class StandProcess:
+    """A running stand. `context` is what its stand-ins are reached by, as an ordinary process sees them."""
+
+    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, context: Context) -> None:
+        self._process, self._sock = process, sock
+        self._lock = threading.Lock()
+        self._words: dict[str, str] = {}
+        self.context = context
+
+    @classmethod
+    def start(cls, places: Places, *, canary: str = "", full: bool = False, policy: Path | None = None) -> Self:
+        """Start one with its stand-ins below the daemon's own directory. Raises CredgateError."""
+        canary = canary or secrets.token_hex(16)
+        ours, theirs = fdpass.pair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", script.__file__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={"LC_ALL": "C.UTF-8", "CREDGATE_CANARY": canary},
+                cwd="/",
+                start_new_session=True,
+            )
+        ours.settimeout(TIMEOUT)
+        own = {
+            "policy": str(policy or ""),
+            "ledger": str(places.ledger),
+            "ca": str(places.ca),
+            "socket": str(places.control),
+        }
+        request: fdpass.Json = {
+            "op": "open",
+            "dir": str(private_dir(places.run) / f"{PREFIX}{secrets.token_hex(2)}"),
+            "canary": canary,
+            "full": full,
+            "own": own,
+            "small_size": SMALL_SIZE,
+            "limits": {},
+        }
+        context = _ask(ours, request)["context"]
+        return cls(process, ours, context)
+
+    def controls(self, guards: Sequence[Guard], limits: Mapping[str, int]) -> Mapping[str, str]:
+        """The word of each guard's control; one that was run before is not run again. Raises CredgateError."""
+        with self._lock:
+            new = [guard for guard in guards if guard.id not in self._words]
+            if new:
+                host, lab = ([g.id for g in new if g.where is where] for where in (Where.HOST, Where.LAB))
+                request: fdpass.Json = {"op": "control", "host": host, "lab": lab, "limits": dict(limits)}
+                self._words |= _ask(self._sock, request)["words"]
+            return dict(self._words)
+
+    def stop(self) -> None:
+        """End it; its stand-ins are cleared away."""
+        self._sock.close()
+        try:
+            self._process.wait(TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _ask(sock: socket.socket, request: fdpass.Json) -> dict[str, Any]:
+    try:
+        fdpass.send(sock, request)
+        got = fdpass.recv(sock)
+    except (OSError, JailError) as error:
+        sock.close()  # its next answer would be this request's
+        raise _failed(str(error)) from error
+    if got is None:
+        raise _failed("it has died")
+    got.close()
+    if got.body.get("ok") is not True:
+        raise _failed(str(got.body.get("detail")))
+    return got.body
+
+
+def _failed(detail: str) -> CredgateError:
+    hint = "no control, no proof: see the daemon's log, then credgate gateway stop"
+    return CredgateError("stand_failed", f"the process that controls run in: {detail}", hint, 125)
+
+
+def clear_left(places: Places) -> None:
+    """Remove directories of stands that were killed; the caller is the only daemon."""
+    if places.run.is_dir():
+        for path in places.run.glob(f"{PREFIX}????"):
+            shutil.rmtree(path)
+
+
+def limits_of(spec: JailSpec) -> dict[str, int]:
+    """The limits as attempts need them."""
+    return {
+        "memory": spec.memory,
+        "processes": spec.processes,
+        "open_files": spec.open_files,
+        "file_size": spec.file_size,
+    }
+
+
+def inside(context: Context, spec: JailSpec, writable: frozenset[str]) -> Context:
+    """The same stand-ins as the jail has to look for them: by their names on the host, from its own places."""
+    return context | {
+        "init": 1,
+        "tree": spec.workdir,
+        "scratch": "/tmp",  # noqa: S108 - inside the jail
+        "small": SMALL,
+        "writable": sorted(writable),
+        "limits": limits_of(spec),
+    }
+
+
+def words(told: object) -> dict[str, str]:
+    """What a jail said of its attempts: only text by text counts, anything else is as good as not tried."""
+    if not isinstance(told, dict):
+        return {}
+    return {str(key): value for key, value in told.items() if isinstance(value, str)}
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return text.rpartition(b")")[2].split()[0] != b"Z"
+
+
+def survivors(namespace: int) -> list[int]:
+    """Pids of live processes in the pid namespace with this inode: after a jail's end there must be none."""
+    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _in(pid, namespace) and alive(pid)]
+
+
+def _in(pid: int, namespace: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/ns/pid").stat().st_ino == namespace
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # gone, or another user's
+        return False

@@ -1,0 +1,112 @@
+"""What a process of a jail has got from those who started it: descriptors, terminal, keyring. Read from outside through
+/proc, daemon side; each function yields sentences for what is not as it must be, an unreadable field among them.
+
+/proc/PID/fd of a process that is not dumpable is root's alone; its fdinfo answers whoever may trace it (Linux 5.14).
+"""
+
+import errno
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_MOUNT = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kinds:
+    """Mount ids by what a descriptor of such a mount is. Sockets and pipes have one mount each, kernel-wide."""
+
+    sockets: int
+    pipes: int
+    terminals: frozenset[int]  # every devpts of whoever started the run
+
+
+def kinds(launcher: int) -> Kinds:
+    """Learn the ids from descriptors of our own, and from the launcher's mount table. Raises OSError, ValueError."""
+    pipe = os.pipe2(os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX) as sock:
+            return Kinds(
+                sockets=_mount_id(Path(f"/proc/self/fdinfo/{sock.fileno()}").read_text()),
+                pipes=_mount_id(Path(f"/proc/self/fdinfo/{pipe[0]}").read_text()),
+                terminals=frozenset(n for n, kind in _mounts(launcher).items() if kind == "devpts"),
+            )
+    finally:
+        for end in pipe:
+            os.close(end)
+
+
+def _mount_id(fdinfo: str) -> int:
+    found = _MOUNT.search(fdinfo)
+    if found is None:
+        raise ValueError("no mnt_id")
+    return int(found.group(1))
+
+
+def _mounts(pid: int) -> Mapping[int, str]:
+    """File system type by mount id; proc(5): optional fields end with a lone dash, the type is behind it."""
+    rows = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text(errors="surrogateescape").splitlines()]
+    return {int(row[0]): row[row.index("-", 6) + 1] for row in rows}
+
+
+def _descriptors(pid: int) -> dict[int, int]:
+    """Mount id by descriptor."""
+    found = {}
+    for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
+        try:
+            found[int(entry.name)] = _mount_id(entry.read_text())
+        except FileNotFoundError:  # closed since the listing
+            continue
+    return found
+
+
+def descriptors(pid: int, launcher: int, *, sockets: int, pipes: int) -> Iterator[str]:
+    """Beyond 0, 1, 2 at most so many sockets and ends of pipes, and files of the jail's own mounts; and none of 0, 1, 2
+    is a terminal of the host.
+    """
+    try:
+        known, own, found = kinds(launcher), _mounts(pid), _descriptors(pid)
+    except (OSError, ValueError) as error:
+        yield _unread("descriptors", error)
+        return
+    left = {known.sockets: sockets, known.pipes: pipes}
+    for number, mount in sorted(found.items()):
+        if number <= 2:
+            if mount in known.terminals:
+                yield f"descriptor {number}: expected a terminal of the jail's own, got one of the host"
+        elif left.get(mount, 0) > 0:
+            left[mount] -= 1
+        elif mount not in own:
+            yield f"descriptor {number}: expected none, got one of mount {mount}"
+
+
+def session(pid: int, leader: int) -> Iterator[str]:
+    """The session is that of `leader`, the jail's pid 1: so the controlling terminal of whoever started it is gone."""
+    try:
+        cells = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        found = int(cells[3])  # proc(5): state, ppid, pgrp, session
+    except (OSError, ValueError, IndexError) as error:
+        yield _unread("session", error)
+        return
+    if found != leader:
+        yield f"session: expected {leader}, got {found}"
+
+
+def keyring(serials: object) -> Iterator[str]:
+    """Serial numbers of the session keyring as pid 1 asked the kernel for them: before it joined a new one, and last.
+
+    /proc shows no keyring of another process, so this is the one field that the jail itself reads.
+    """
+    match serials:
+        case [int(before), int(after)] if 0 < after != before:
+            return
+        case _:
+            yield f"session keyring: expected a new one, got serials {serials!r}"
+
+
+def _unread(what: str, error: Exception) -> str:
+    number = error.errno if isinstance(error, OSError) else None
+    return f"{what}: not shown ({errno.errorcode.get(number or 0, 'malformed')})"
