@@ -1,8 +1,8 @@
 """The daemon's own read-back of a jail before "go": what the kernel shows of it, against what the plan says.
 
 No attempt is made here, only reading: /proc of pid 1 and of the workload, a netlink dump of both namespaces of the
-berth, and the ruleset. Whatever differs, or can't be read, is a difference, and one difference ends the run. Differences
-are sorted by the groups of `jail.guards`, which the guards stand on.
+berth, and the ruleset. Whatever differs, or can't be read, is a difference, and one difference ends the run. They are
+sorted by the groups of `jail.guards`, which the guards stand on.
 """
 
 import hashlib
@@ -41,8 +41,8 @@ FIELD_GROUPS = {
     "ns_pids": "pid1",
     "exe": "pid1",
 }
-# Sockets and ends of pipes: pid 1 has the daemon's and the launcher's socket and a pipe to wake itself, the workload its
-# channel.
+# Sockets and ends of pipes: pid 1 has the daemon's socket, the launcher's, and a pipe to wake itself; the workload has
+# its channel.
 OF_PID1, OF_WORKLOAD = (2, 2), (1, 0)
 
 
@@ -61,7 +61,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What a jail's start left to read: `launcher` with its `groups` by the kernel's word, host pids, pid 1's serials."""
+    """What a jail's start left to read: pids on the host, the launcher's groups by the kernel's word, pid 1's serials."""
 
     groups: tuple[int, ...]
     launcher: int

@@ -4,7 +4,6 @@ Blocking calls, meant for `asyncio.to_thread`. A control says something about th
 the cheap ones are kept for the daemon's lifetime. `credgate prove` starts a stand of its own and runs them anew.
 """
 
-import os
 import secrets
 import shutil
 import socket
@@ -160,7 +159,8 @@ def alive(pid: int) -> bool:
 
 def survivors(namespace: int) -> list[int]:
     """Pids of live processes in the pid namespace with this inode: after a jail's end there must be none."""
-    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _in(pid, namespace) and alive(pid)]
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return [pid for pid in pids if _in(pid, namespace) and alive(pid)]
 
 
 def _in(pid: int, namespace: int) -> bool:

@@ -75,11 +75,54 @@ def _guard(
 
 # What is cheap, and what a fault in one launch alone could open. The rest is shown by `credgate prove`.
 _PER_RUN = frozenset(
-    "file_read file_write file_create readonly_mounts landlock tree_socket tree_fifo own_ledger own_ca_key own_socket "
-    "proc_sys proc_masks sysfs proc_host pid1_environ pid1_mem signal_host process_vm pidfd_getfd descriptors "
-    "environment keyring io_uring clone3 foreign_arch userns userns_limit mount_api unix_path unix_abstract vsock raw "
-    "packet mptcp netlink tcp_metadata tcp_private tcp_anywhere host_loopback udp ipv6 network_admin "
-    "terminal tiocsti memory core".split()
+    [
+        "file_read",
+        "file_write",
+        "file_create",
+        "readonly_mounts",
+        "landlock",
+        "tree_socket",
+        "tree_fifo",
+        "own_ledger",
+        "own_ca_key",
+        "own_socket",
+        "proc_sys",
+        "proc_masks",
+        "sysfs",
+        "proc_host",
+        "pid1_environ",
+        "pid1_mem",
+        "signal_host",
+        "process_vm",
+        "pidfd_getfd",
+        "descriptors",
+        "environment",
+        "keyring",
+        "io_uring",
+        "clone3",
+        "foreign_arch",
+        "userns",
+        "userns_limit",
+        "mount_api",
+        "unix_path",
+        "unix_abstract",
+        "vsock",
+        "raw",
+        "packet",
+        "mptcp",
+        "netlink",
+        "tcp_metadata",
+        "tcp_private",
+        "tcp_anywhere",
+        "host_loopback",
+        "udp",
+        "ipv6",
+        "network_admin",
+        "terminal",
+        "tiocsti",
+        "memory",
+        "core",
+    ]
 )
 
 _UNBOUND = "not bound into the root"
@@ -109,7 +152,7 @@ GUARDS: tuple[Guard, ...] = (
     _guard("own_ledger", _UNBOUND, "mounts namespaces", "ENOENT"),
     _guard("own_ca_key", _UNBOUND, "mounts namespaces", "ENOENT"),
     _guard("own_socket", _UNBOUND, "mounts namespaces", "ENOENT"),
-    _guard("proc_sys", "read-only mount over /proc/sys, no capability", "mounts capabilities", "EROFS EACCES", lab=True),
+    _guard("proc_sys", "read-only mount, no capability", "mounts capabilities", "EROFS EACCES", lab=True),
     _guard("proc_masks", "masks over files of /proc", "mounts", "ENODATA"),
     _guard("sysfs", _UNBOUND, "mounts", "ENOENT"),
     # processes

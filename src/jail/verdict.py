@@ -48,9 +48,7 @@ def judge(
     differences: by group of the read-back, every group a key, as planned where its list is empty. inside and control:
     words by guard; one that is missing was not tried.
     """
-    return tuple(
-        _row(g, differences, inside.get(g.id, NOT_TRIED), control.get(g.id, NOT_TRIED)) for g in guards
-    )
+    return tuple(_row(g, differences, inside.get(g.id, NOT_TRIED), control.get(g.id, NOT_TRIED)) for g in guards)
 
 
 def _row(guard: Guard, differences: Mapping[str, Sequence[str]], inside: str, control: str) -> Row:

@@ -25,8 +25,27 @@ ATTEMPTS = {
 # Of the signals that end an attempt only these are the kernel's answer to it; another is a fault of the attempt's.
 ANSWERS = (signal.SIGSYS, signal.SIGSEGV)
 ALONE = frozenset(
-    "foreign_arch x32 userns userns_clone mount setns chroot root_user network_admin tiocsti tioclinux ptrace_host "
-    "processes open_files file_size core kill_tree ipv6_late memory".split()
+    [
+        "foreign_arch",
+        "x32",
+        "userns",
+        "userns_clone",
+        "mount",
+        "setns",
+        "chroot",
+        "root_user",
+        "network_admin",
+        "tiocsti",
+        "tioclinux",
+        "ptrace_host",
+        "processes",
+        "open_files",
+        "file_size",
+        "core",
+        "kill_tree",
+        "ipv6_late",
+        "memory",
+    ]
 )
 SECONDS = 8.0  # for one child
 LONGEST = 200  # characters of a word

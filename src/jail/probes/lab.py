@@ -56,7 +56,9 @@ def _addresses() -> None:
         fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", IFF_UP | IFF_RUNNING))
         for index, address in enumerate(ADDRESSES, 1):
             name = f"lo:{index}".encode()
-            fcntl.ioctl(sock, SIOCSIFADDR, struct.pack("16sHH4s16x", name, socket.AF_INET, 0, socket.inet_aton(address)))
+            fcntl.ioctl(
+                sock, SIOCSIFADDR, struct.pack("16sHH4s16x", name, socket.AF_INET, 0, socket.inet_aton(address))
+            )
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sock:
             address6 = socket.inet_pton(socket.AF_INET6, network.ANYWHERE6)

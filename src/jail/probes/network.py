@@ -5,7 +5,7 @@ import socket
 import struct
 import time
 
-from jail.probes import DONE, Attempt, Context, refuse
+from jail.probes import DONE, Attempt, Context
 
 # All of them are addresses of the control's own loopback. Documentation ranges stand for "anywhere" (RFC 5737, 3849).
 METADATA = "169.254.169.254"

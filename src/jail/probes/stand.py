@@ -113,8 +113,7 @@ class Stand:
             "writable": [],
             "victim": me,
             "init": me,
-            "sockets": {name: f"{self.dir}/{short}" for name, short in SOCKETS.items()}
-            | {"datagram": f"{self.dir}/e"},
+            "sockets": {name: f"{self.dir}/{short}" for name, short in SOCKETS.items()} | {"datagram": f"{self.dir}/e"},
             "abstract": f"credgate-{canary}-out",
             "abstract_in": f"credgate-{canary}-in",
             "tcp_port": 0,
