@@ -7,6 +7,10 @@ import stat
 
 from jail.probes import DONE, Attempt, Context, refuse
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 def _scratch(context: Context) -> str:
     """A new file of the attempt's own, where it may write (the jail's private tmpfs, the stand's directory)."""
@@ -117,17 +121,19 @@ def readonly_link(context: Context) -> str:
 def readonly_meta(context: Context) -> str:
     """Change mode, times and an attribute: Landlock doesn't govern them (measured), the mount must."""
     path = f"{context['readonly']}/file"
-    for change in (
+    refused = refuse(errno.EROFS)
+    changes: "tuple[Callable[[], None], ...]" = (
         lambda: os.chmod(path, 0o600),
         lambda: os.utime(path),
         lambda: os.setxattr(path, "user.credgate", b"1"),
-    ):
+    )
+    for change in changes:
         try:
             change()
         except OSError as error:
             refused = error
-            continue
-        return DONE
+        else:
+            return DONE
     raise refused
 
 

@@ -9,12 +9,13 @@ import signal
 from jail.probes import DONE, Attempt, Context, refuse
 
 MIB = 1 << 20
+MAP_NORESERVE = 0x4000  # asm-generic/mman.h; the mmap module has it from Python 3.13 on
 
 
 def memory(context: Context) -> str:
     """Ask for more private memory than the limit. It is not touched, and without a reservation."""
     size = context["limits"]["memory"] + 64 * MIB
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     mmap.mmap(-1, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE).close()
     return DONE
 

@@ -4,6 +4,7 @@ It makes the stand-ins (files, sockets, a key, a terminal, itself as the process
 are, and runs attempts as controls. Started as `python -I -S stand.py FD`; the end of FD ends it and clears it away.
 """
 
+import contextlib
 import json
 import os
 import pty
@@ -89,10 +90,8 @@ class Stand:
         self._sockets(canary)
         _key(canary)
         _terminal()
-        try:
-            prctl(PR_SET_PTRACER, ANY)  # Yama's mode 1 would refuse the control, and says nothing of the jail
-        except OSError:
-            pass  # no Yama here
+        with contextlib.suppress(OSError):  # no Yama here; its mode 1 would refuse a control, which says nothing
+            prctl(PR_SET_PTRACER, ANY)
         if request["full"]:
             self.caller = _call(canary)
             self.neighbour = neighbour.put_up(self.context)
