@@ -8,8 +8,8 @@ sorted by the groups of `jail.guards`, which the guards stand on.
 import hashlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
 from typing import Any
 
@@ -53,15 +53,14 @@ class Shown:
     id: str
     groups: Mapping[str, tuple[str, ...]]
 
-    @property
-    def differences(self) -> tuple[str, ...]:
-        """All sentences."""
-        return tuple(sentence for group in self.groups.values() for sentence in group)
+    def with_more(self, group: str, sentences: Iterable[str]) -> "Shown":
+        """The same with further differences in a group."""
+        return replace(self, groups={**self.groups, group: (*self.groups[group], *sentences)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What a jail's start left to read: pids on the host, the launcher's groups by the kernel's word, pid 1's serials."""
+    """Of a jail's start: pids on the host, the launcher's groups by the kernel's word, pid 1's two serials."""
 
     groups: tuple[int, ...]
     launcher: int

@@ -8,25 +8,23 @@ import contextlib
 import json
 import logging
 import os
-import secrets
 import signal
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from credgate import proof
 from credgate.errors import CredgateError
 from credgate.evidence import Evidence
 from credgate.gateway.server import Gateway
 from credgate.ledger.writer import Ledger
-from credgate.limits import RunLimits, base_for, held_by, sums
+from credgate.limits import RunLimits
 from credgate.mountwatch import MountWatch
 from credgate.paths import Places
 from credgate.peer import Peer, wake
 from credgate.policyfile import Effective
-from credgate.prepare import Asked, Network, Person, filter_of, jail_spec, program_digest
-from credgate.roleneeds import decoy_environment, decoys_of, extra_ports
+from credgate.prepare import Person
 from credgate.runs import Listener, Run
 from credgate.stand import StandProcess, inside, limits_of, words
 from credgate.trust import Trust
@@ -35,10 +33,14 @@ from jail.errors import JailError
 from jail.guards import needed
 from jail.keeper_client import Berth, KeeperProcess
 from jail.plan import JailSpec, build_plan
-from jail.verdict import Row, State, judge
+from jail.probes import Context
+from jail.verdict import Row, against, judge
 from resolver.client import ResolverProcess
 from resolver.errors import ResolverError
 from rules.names import table_for
+
+if TYPE_CHECKING:
+    from credgate.children import Children
 
 log = logging.getLogger(__name__)
 
@@ -77,22 +79,17 @@ class Ending:
     filter_kills: int | None = None  # as pid 1 counted them; None where it could not say
 
 
-def clear_of(mine: JailSpec, role: str, others: "list[Session]") -> None:
-    """Two live runs of different roles don't share a writable tree: one could lend the other its connection."""
-    for other in others:
-        theirs = other.spec
-        overlap = mine.workdir.startswith(theirs.workdir + "/") or theirs.workdir.startswith(mine.workdir + "/")
-        shared = overlap or mine.workdir == theirs.workdir
-        if shared and (mine.workdir_write or theirs.workdir_write) and other.run.role != role:
-            raise Refusal(
-                "tree_shared",
-                f"{mine.workdir}: run {other.run.id} of role {other.run.role} shares it, and one of them may write",
-                "wait for its end, or use another work tree",
-            )
-
-
 class Session:
-    """A run from the claimed berth to its end. Made by open_session."""
+    """A run from the claimed berth to its end. Made by opening.open_session, which sets what is set there alone.
+
+    chosen: the policy as it counts. caller: who asked, for groups and limits; of a child the first run's launcher.
+    above: the run whose child this is. listener: the socket that children are asked for at, where the role has any.
+    """
+
+    chosen: Effective
+    caller: Peer
+    above: "Session | None" = None
+    listener: socket.socket | None = None
 
     def __init__(self, parts: Parts, peer: Peer, run: Run, berth: Berth, spec: JailSpec, limits: RunLimits) -> None:
         self.parts, self.peer, self.run, self.berth, self.spec = parts, peer, run, berth, spec
@@ -103,7 +100,12 @@ class Session:
         self.pidfd = -1
         self.ready = False
         self.guards = needed(per_run=True, switches=frozenset(self.switches()))
+        self.probing: Context = {}  # what attempts of this jail are told beyond the stand's context
         self.tried = 0  # addresses without a route that our own attempts asked for
+        self.children: Children | None = None
+        self.ends: float | None = None  # loop time of the deadline
+        self.ending = Ending(status=REFUSED, reason="gateway")
+        self.why = ""  # in words, where it never became ready
         self._ended_for = ""
         self._mounts: MountWatch | None = None
 
@@ -111,14 +113,15 @@ class Session:
         """Everything from the hand-over to the end; tells the launcher how it went. Never raises for a jail's fault."""
         ending = Ending(status=128 + signal.SIGKILL, reason="gateway")
         try:
-            await self._serve()
-            await self._hand_over()
-            self._mounts = await self._prove()
+            await self.serve()
+            await self.hand_over()
+            shown, self._mounts = await self.read_back()
+            await self._prove(shown)
             await self._go()
             ending = await self._watch(self._mounts)
         except (CredgateError, JailError, ResolverError) as error:
             status = error.exit_status if isinstance(error, CredgateError) else REFUSED
-            ending = Ending(status=status, reason=error.code)
+            ending, self.why = Ending(status=status, reason=error.code), error.detail
             await self._tell(_refused(error))
         except BaseException:  # ours, and raised again: the run ends closed, and whoever waits for it is told
             if not self.ready:
@@ -126,9 +129,11 @@ class Session:
                 await self._tell(_refused(Refusal("internal", "the daemon failed", "its log says more")))
             raise
         finally:
-            await self._close(ending)
+            self.ending = ending
+            await self.close(ending)
 
-    async def _serve(self) -> None:
+    async def serve(self) -> None:
+        """Have resolver and gateway answer at the berth's sockets."""
         run, berth = self.run, self.berth
         await self.parts.resolver.add(
             run.id, table_for(run.policy, run.role, berth.gateway), berth.dns_udp, berth.dns_tcp
@@ -136,7 +141,8 @@ class Session:
         listeners = [Listener(sock=s, port=p, proxy=p == berth.proxy_port) for p, s in berth.tcp.items()]
         await self.parts.gateway.serve(run, listeners)
 
-    async def _hand_over(self) -> None:
+    async def hand_over(self) -> None:
+        """Send the plan and the berth to the launcher, which starts the jail."""
         plan = os.memfd_create("plan", os.MFD_CLOEXEC)
         try:
             os.write(plan, json.dumps(self._plan()).encode())
@@ -148,10 +154,10 @@ class Session:
             self.theirs_work.close()
 
     def _plan(self) -> dict[str, Any]:
-        context = inside(self.parts.stand.context, self.spec, proof.writable(self.spec))
+        context = inside(self.parts.stand.context, self.spec, proof.writable(self.spec)) | self.probing
         return build_plan(self.spec) | {"probes": {"guards": [g.id for g in self.guards], "context": context}}
 
-    async def _expect(self, channel: Peer, event: str) -> fdpass.Received:
+    async def expect(self, channel: Peer, event: str) -> fdpass.Received:
         """The next message of a channel, which must be `event`. Raises Refusal with what the jail says went wrong."""
         try:
             async with asyncio.timeout(STEP):
@@ -167,32 +173,35 @@ class Session:
             raise Refusal("wrong_uid", f"got a message of uid {message.uid}, expected {self.spec.uid}")
         return message
 
-    async def _prove(self) -> MountWatch:
-        """Compare what the kernel says of pid 1 and of the workload with the plan; no proof, no secret.
+    async def read_back(self) -> tuple[proof.Shown, MountWatch]:
+        """Compare what the kernel says of pid 1 and of the workload with the plan.
 
-        Returns the watch of the mount table as it was read back.
+        Returns that, and the watch of the mount table as it was read back.
         """
-        first = await self._expect(self.pid1, "pid1")
+        first = await self.expect(self.pid1, "pid1")
         self.pid = first.pid
         self.pidfd = os.pidfd_open(first.pid)
-        armed = await self._expect(self.work, "armed")
+        armed = await self.expect(self.work, "armed")
         mounts = MountWatch.of(first.pid)
         facts = await asyncio.to_thread(self.parts.keeper.facts, self.berth.id)
         pids = (first.pid, armed.pid)  # all that there is of the jail before "go"
         await asyncio.to_thread(self.limits.confine, pids)
         told = proof.Told(
-            groups=self.peer.groups(),
+            groups=self.caller.groups(),
             launcher=self.peer.pid(),
             pid1=first.pid,
             workload=armed.pid,
             keyring=first.body.get("keyring"),
         )
         shown = proof.read_back(self.spec, self.berth, told, facts)
-        differences = (*shown.differences, *self.limits.wrong(pids))
-        if differences:
-            raise Refusal("proof_failed", "; ".join(differences), "`credgate doctor` says what this host can do")
+        return shown.with_more("limits", self.limits.wrong(pids)), mounts
+
+    async def _prove(self, shown: proof.Shown) -> None:
+        """Have the guards tried; no proof, no secret. Raises Refusal where one is not shown."""
         rows = await self.try_guards(shown)
-        self._require(rows)
+        wrong = against(rows, shown.groups)
+        if wrong:
+            raise Refusal("proof_failed", "; ".join(wrong), "`credgate prove` tries every guard")
         seq = self.parts.ledger.append(
             "proof",
             run=self.run.id,
@@ -200,25 +209,19 @@ class Session:
             guards=[f"{row.guard}={row.state}" for row in rows],
             limits=list(self.limits.names()),
             switches=list(self.switches()) or None,
-            pid=first.pid,
+            pid=self.pid,
             verdict="shown",
         )
         await self.parts.ledger.durable(seq)
         self.run.proof = shown.id
-        return mounts
 
     async def try_guards(self, shown: proof.Shown) -> tuple[Row, ...]:
         """Have the workload try what each guard forbids, and judge that beside the controls."""
         await self.work.send({"op": "probe"})
-        tried = await self._expect(self.work, "probed")
+        tried = await self.expect(self.work, "probed")
         control = await asyncio.to_thread(self.parts.stand.controls, self.guards, limits_of(self.spec))
         self.tried = self.berth.off_route()
         return judge(self.guards, shown.groups, words(tried.body.get("words")), control)
-
-    def _require(self, rows: tuple[Row, ...]) -> None:
-        failed = [f"{row.guard}: {row.why}" for row in rows if row.state is State.NOT_SHOWN]
-        if failed:
-            raise Refusal("proof_failed", f"not shown: {'; '.join(failed)}", "`credgate prove` tries every guard")
 
     def switches(self) -> tuple[str, ...]:
         """What the role opened."""
@@ -226,12 +229,14 @@ class Session:
 
     async def _go(self) -> None:
         await self.work.send({"op": "go"})
-        await self._expect(self.work, "exec")
+        await self.expect(self.work, "exec")
         async with asyncio.timeout(STEP):
             after = await self.work.recv()
         if after is not None:  # a success closes the channel, which is close-on-exec
             raise _failure(after.body)
         self.ready = True
+        if self.spec.deadline is not None:
+            self.ends = asyncio.get_running_loop().time() + self.spec.deadline
         self.run.unasked = self.run.denied
         await self._tell(
             {
@@ -250,6 +255,26 @@ class Session:
         )
 
     async def _watch(self, mounts: MountWatch) -> Ending:
+        """Wait for the end, children's runs included: none of them outlives this one."""
+        if self.children is None:
+            return await self._until_exit(mounts)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.children.serve())
+            try:
+                return await self._until_exit(mounts)
+            finally:
+                self.children.stop()
+
+    @property
+    def depth(self) -> int:
+        """1 for a run that a user started, one more for each child below it."""
+        return len(self.lineage())
+
+    def lineage(self) -> tuple[str, ...]:
+        """Ids of this run and of those that it is a child of."""
+        return (self.run.id, *(self.above.lineage() if self.above is not None else ()))
+
+    async def _until_exit(self, mounts: MountWatch) -> Ending:
         """Wait for pid 1's exit report, while the launcher's end or a changed mount table begins the end."""
         async with asyncio.TaskGroup() as tasks:
             others = (self._launcher_leaves(), self._mounts_change(mounts), self._limit_passed())
@@ -292,13 +317,18 @@ class Session:
         except OSError:
             log.info("run %s: pid 1 is gone already", self.run.id)
 
+    async def signal(self, number: int) -> None:
+        """Have pid 1 pass a signal on to the workload."""
+        with contextlib.suppress(OSError):  # it is gone already
+            await self.pid1.send({"op": "signal", "number": number})
+
     async def _tell(self, body: fdpass.Json) -> None:
         try:
             await self.peer.send(body)
         except OSError:
             log.info("run %s: the launcher is gone", self.run.id)
 
-    async def _close(self, ending: Ending) -> None:
+    async def close(self, ending: Ending) -> None:
         """Death first, confirmed; then nothing listens for this run; then the last record, then the launcher hears.
 
         A step that fails (the keeper died, the disk is full) is logged and keeps none of the others from being done.
@@ -322,6 +352,10 @@ class Session:
         with self._going_on("record the end"):
             self._record_end(ending, seen)
         self.berth.close()
+        if self.listener is not None:
+            self.listener.close()
+            with self._going_on("remove the socket for children"):
+                os.unlink(self.spec.children)  # noqa: PTH108 - surrogates
         with self._going_on("end the berth"):
             await asyncio.to_thread(self.parts.keeper.release, self.berth.id)
         await self._tell_end(ending, seen)
@@ -410,44 +444,3 @@ def _failure(body: fdpass.Json) -> Refusal:
     status = body.get("status", REFUSED)
     exit_status = status if isinstance(status, int) else REFUSED
     return Refusal(str(body.get("code")), str(body.get("detail")), str(body.get("hint", "")), exit_status)
-
-
-async def open_session(parts: Parts, peer: Peer, asked: Asked, chosen: Effective, live: "list[Session]") -> Session:
-    """Claim a berth, compute the jail, record run.start. Raises CredgateError or JailError; nothing is left then."""
-    policy, role = chosen.policy, chosen.policy.roles[chosen.role]
-    berth = await asyncio.to_thread(parts.keeper.claim, extra_ports(policy, role.name))
-    try:
-        network = Network(gateway=berth.gateway, jail=berth.jail, proxy_port=berth.proxy_port)
-        decoys = decoys_of(policy, role.name)
-        run_id = f"r{secrets.token_hex(6)}"
-        named = decoy_environment(policy, decoys)
-        spec = jail_spec(run_id, asked, chosen, parts.person, parts.places, parts.trust, named, network)
-        base = await asyncio.to_thread(base_for, peer.pid())
-        spec = replace(spec, sums=sums(base))
-        clear_of(spec, role.name, live)
-        run = Run(
-            id=run_id,
-            policy=policy,
-            role=role.name,
-            gateway_ip=berth.gateway,
-            proxy_port=berth.proxy_port,
-            caller_env=asked.env,
-            decoys=decoys,
-        )
-        seq = parts.ledger.append(
-            "run.start",
-            run=run_id,
-            role=role.name,
-            program=spec.exe,
-            program_sha256=await asyncio.to_thread(program_digest, spec.exe),
-            policy_sha256=policy.sha256,
-            seccomp_sha256=filter_of(role).sha256,
-            limits=list(held_by(base)),
-            switches=list(role.switches()) or None,
-        )
-        await parts.ledger.durable(seq)
-    except BaseException:
-        berth.close()
-        await asyncio.to_thread(parts.keeper.release, berth.id)
-        raise
-    return Session(parts, peer, run, berth, spec, RunLimits(base, spec))

@@ -26,7 +26,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One guard with what was seen of it. `why` is "" unless the state is "not shown"."""
+    """One guard with what was seen of it. `why` is "" unless "not shown"; `tried_why`: its part about the attempts."""
 
     guard: str
     mechanism: str
@@ -35,6 +35,7 @@ class Row:
     control: str
     state: State
     why: str
+    tried_why: str
 
 
 def judge(
@@ -51,18 +52,34 @@ def judge(
     return tuple(_row(g, differences, inside.get(g.id, NOT_TRIED), control.get(g.id, NOT_TRIED)) for g in guards)
 
 
+def against(rows: Sequence[Row], differences: Mapping[str, Sequence[str]]) -> list[str]:
+    """What speaks against going on, in sentences: each difference once, then each guard by what its attempts said.
+
+    Empty when every guard is shown or closed by host, and every group of the read-back is there and as planned.
+    """
+    read = [f"{name}: not read" for name in GROUPS if name not in differences]
+    read += [sentence for group in differences.values() for sentence in group]
+    tried = [f"{row.guard}: {row.tried_why}" for row in rows if row.tried_why]
+    found = [*read, *tried]
+    if not found and any(row.state is State.NOT_SHOWN for row in rows):
+        found = [f"{row.guard}: {row.why}" for row in rows if row.state is State.NOT_SHOWN]
+    return found
+
+
 def _row(guard: Guard, differences: Mapping[str, Sequence[str]], inside: str, control: str) -> Row:
     readback = _readback(guard, differences)
-    why = _why_not(guard, readback, inside, control)
-    state = State.NOT_SHOWN if why else State.SHOWN if control == DONE else State.CLOSED
+    tried = _tried(guard, inside, control)
+    read = "" if readback in (AS_PLANNED, NONE) else f"read-back: {readback}"
+    why = "; ".join(reason for reason in (read, tried) if reason)
     return Row(
         guard=guard.id,
         mechanism=guard.mechanism,
         readback=readback,
         inside=inside,
         control=control,
-        state=state,
+        state=State.NOT_SHOWN if why else State.SHOWN if control == DONE else State.CLOSED,
         why=why,
+        tried_why=tried,
     )
 
 
@@ -75,9 +92,7 @@ def _readback(guard: Guard, differences: Mapping[str, Sequence[str]]) -> str:
     return AS_PLANNED if guard.readback else NONE
 
 
-def _why_not(guard: Guard, readback: str, inside: str, control: str) -> str:
-    if readback not in (AS_PLANNED, NONE):
-        return f"read-back: {readback}"
+def _tried(guard: Guard, inside: str, control: str) -> str:
     if inside == DONE:
         return "the attempt succeeded inside"
     if inside not in guard.refused:

@@ -14,8 +14,8 @@ import sys
 
 from jail import fdpass, terminal
 from jail.errors import JailError
-from jail.probes import attempts
 from jail.plantypes import Plan
+from jail.probes import attempts, neighbour
 from jail.syscalls import syscall
 
 TIMEOUT = 10.0  # seconds for each step of the look from inside
@@ -24,16 +24,14 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 
 def run(plan: Plan, channel: socket.socket, slave: int, ttys: list[int]) -> None:
-    """Take the terminal, say "armed", try the guards, wait for "go", look around, exec. Never returns."""
+    """Take the terminal, say "armed", serve attempts until "go", look around, exec. Never returns."""
     status = 125
     try:
         os.setpgid(0, 0)
         if slave >= 0:
             terminal.take(slave, ttys)
         fdpass.send(channel, {"ev": "armed"})
-        _wait_for("probe", channel)
-        fdpass.send(channel, {"ev": "probed", "words": try_guards(plan, channel)})
-        _wait_for("go", channel)
+        until_go(plan, channel)
         look_around(plan)
         status = execute(plan, channel)
     except JailError as error:
@@ -49,18 +47,23 @@ def _tell(channel: socket.socket, body: fdpass.Json) -> None:
         fdpass.send(channel, body)
 
 
-def _wait_for(op: str, channel: socket.socket) -> None:
-    """Block until the daemon says `op`: "go" only after it has compared its own read-back with the plan."""
-    message = fdpass.recv(channel)
-    if message is None or message.body.get("op") != op:
-        raise JailError("no_go", f"the daemon did not say {op}")
-
-
-def try_guards(plan: Plan, channel: socket.socket) -> dict[str, object]:
-    """A word for each guard of the plan, from attempts in this very jail."""
+def until_go(plan: Plan, channel: socket.socket) -> None:
+    """Do what the daemon asks for; it says "go" only after it has compared and judged. Raises JailError for its end."""
     probes = plan["probes"]
     context = probes["context"] | {"_fds": [channel.fileno()], "_env": plan["exec"]["env"]}
-    return {**attempts.run(probes["guards"], context)}
+    standing = None
+    while (message := fdpass.recv(channel)) is not None:
+        match message.body.get("op"):
+            case "probe":
+                fdpass.send(channel, {"ev": "probed", "words": {**attempts.run(probes["guards"], context)}})
+            case "put_up":  # of `credgate prove`: to be another jail's neighbour
+                standing = neighbour.put_up(context)
+                fdpass.send(channel, {"ev": "standing", "what": len(standing.sockets)})
+            case "go":
+                return
+            case _:
+                break
+    raise JailError("no_go", "the daemon did not say go")
 
 
 def look_around(plan: Plan) -> None:

@@ -122,7 +122,7 @@ def readonly_meta(context: Context) -> str:
     """Change mode, times and an attribute: Landlock doesn't govern them (measured), the mount must."""
     path = f"{context['readonly']}/file"
     refused = refuse(errno.EROFS)
-    changes: "tuple[Callable[[], None], ...]" = (
+    changes: tuple[Callable[[], None], ...] = (
         lambda: os.chmod(path, 0o600),
         lambda: os.utime(path),
         lambda: os.setxattr(path, "user.credgate", b"1"),
