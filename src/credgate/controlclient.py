@@ -12,6 +12,7 @@ from pathlib import Path
 
 from credgate.errors import CredgateError
 from credgate.paths import Places, open_private, private_dir
+from credgate.scope import in_scope
 from jail import fdpass
 
 START = 30.0  # seconds that a daemon may take to say ready
@@ -61,18 +62,31 @@ def log_file(places: Places) -> Path:
 
 
 def _start(places: Places, idle: float) -> None:
+    environment = {name: os.environ[name] for name in (*KEPT, *KEPT_MORE) if name in os.environ}
+    environment |= {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
+    if in_scope([], environment) is not None:
+        try:
+            _await_ready(places, _spawn(places, idle, environment, scoped=True))
+            return
+        except CredgateError as error:
+            if error.code != "daemon_failed":  # what the daemon itself said stands; else the scope was refused
+                raise
+    _await_ready(places, _spawn(places, idle, environment, scoped=False))
+
+
+def _spawn(places: Places, idle: float, environment: dict[str, str], *, scoped: bool) -> int:
+    """Start it and return the descriptor on which it will say ready."""
     ready, theirs = os.pipe()
     os.set_inheritable(theirs, True)
     log = open_private(log_file(places), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    environment = {name: os.environ[name] for name in (*KEPT, *KEPT_MORE) if name in os.environ}
-    environment |= {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
     arguments = [sys.executable, "-I", "-m", "credgate.daemon", str(theirs), str(idle)]
+    argv = (in_scope(arguments, environment) if scoped else None) or arguments
     actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
-    os.posix_spawn(sys.executable, arguments, environment, file_actions=actions, setsid=True)
+    os.posix_spawn(argv[0], argv, environment, file_actions=actions, setsid=True)
     for descriptor in (theirs, log, null):
         os.close(descriptor)
-    _await_ready(places, ready)
+    return ready
 
 
 def _await_ready(places: Places, ready: int) -> None:

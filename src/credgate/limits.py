@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from jail.cgroups import Base, Counters, Group, choose
+from jail.cgroups import Base, Counters, Group, choose, settle
 from jail.errors import JailError
 from jail.plan import JailSpec
 
@@ -20,11 +20,20 @@ def base_for(launcher: int) -> Base | None:
     """Where a group for a run of this launcher can be made, None where pid 1 has to sum. Raises JailError."""
     try:
         theirs = Path(f"/proc/{launcher}/cgroup").read_text(encoding="utf-8")
-        own = Path("/proc/self/cgroup").read_text(encoding="utf-8")
         mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+        _settle(mounts)
+        own = Path("/proc/self/cgroup").read_text(encoding="utf-8")
         return choose(os.geteuid(), mounts, own, theirs)
     except (OSError, ValueError) as error:
         raise JailError("cgroup_unknown", f"control groups of launcher {launcher}: {error}") from error
+
+
+def _settle(mounts: str) -> None:
+    """Once, in a scope of our own. Where that is refused there is no base, and pid 1 sums: which is said."""
+    try:
+        settle(mounts, Path("/proc/self/cgroup").read_text(encoding="utf-8"))
+    except OSError as error:
+        log.warning("the daemon's scope can't hold groups of runs: %s", error)
 
 
 def sums(base: Base | None) -> tuple[str, ...]:

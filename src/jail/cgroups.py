@@ -19,6 +19,7 @@ from jail.errors import JailError
 NAME = "credgate"  # of the directory that root's set-up delegates, with one per uid below it
 NEEDED = ("memory", "pids")
 PAGE = os.sysconf("SC_PAGE_SIZE")
+ROUNDS = 3
 PATIENCE = 5.0  # seconds for the kernel to let go of a dead jail's group
 _MANAGER = "org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager"
 
@@ -182,26 +183,26 @@ def _is_scope(shown: str) -> bool:
     return name.startswith(f"{NAME}-") and name.endswith(".scope")
 
 
-def settle(mountinfo: str, own: str, pid: int) -> str:
-    """Make the scope that the daemon was started in (credgate.controlclient) one that can hold groups of runs.
+def settle(mountinfo: str, own: str) -> bool:
+    """Make the scope that the daemon was started in (credgate.scope) one that can hold groups of runs.
 
-    A group with processes of its own can't hand controllers down (cgroup-v2.rst, "no internal process"), so this
-    process moves one down. Returns the scope's path, "" where it is in none. Raises JailError where that is refused.
+    A group with processes of its own can't hand controllers down (cgroup-v2.rst, "no internal process"), so all that is
+    in it (the daemon and what it started: the scope was made for them) moves one down. False where this process is in
+    no such scope. Raises OSError where that is refused.
     """
     shown = groups_of(own).get("", "")
-    if not _is_scope(shown):
-        return ""
     mounted = [h for h in hierarchies(mountinfo) if not h.controllers]
     directory = next((d for h in mounted if (d := _directory(h, shown)) and _writable(d)), "")
-    if not directory:
-        return ""
-    try:
+    if not _is_scope(shown) or not directory:
+        return False
+    with contextlib.suppress(FileExistsError):
         os.mkdir(f"{directory}/daemon")  # noqa: PTH102 - text
-        _write(f"{directory}/daemon/cgroup.procs", str(pid))
-        _write(f"{directory}/cgroup.subtree_control", " ".join(f"+{name}" for name in NEEDED))
-    except OSError as error:
-        raise _failed(f"settle in {shown}", error) from error
-    return shown
+    for _ in range(ROUNDS):  # what is started in the meantime is born in the old place
+        for pid in _read(f"{directory}/cgroup.procs").split():
+            with contextlib.suppress(ProcessLookupError):
+                _write(f"{directory}/daemon/cgroup.procs", pid)
+    _write(f"{directory}/cgroup.subtree_control", " ".join(f"+{name}" for name in NEEDED))
+    return True
 
 
 # One run's group

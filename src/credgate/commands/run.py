@@ -13,7 +13,7 @@ import sys
 from credgate import controlclient
 from credgate.errors import CredgateError, print_error
 from credgate.paths import Places
-from jail import fdpass, launcher
+from jail import childlaunch, fdpass, launcher
 from jail.errors import JailError
 from jail.relay import CONTINUED, EXITED, STOPPED, Relay
 
@@ -75,6 +75,7 @@ def main(argv: list[str]) -> int:
 def _become_user(name: str, argv: list[str]) -> None:
     """Root starts nothing itself: drop to the named user (or SUDO_UID) with no groups left, and begin anew."""
     entry = _ordinary(name)
+    _enter_delegated(entry.pw_uid)
     os.setgroups([])  # before any setns: after it the kernel refuses (measured)
     os.setresgid(entry.pw_gid, entry.pw_gid, entry.pw_gid)
     os.setresuid(entry.pw_uid, entry.pw_uid, entry.pw_uid)
@@ -90,6 +91,21 @@ def _become_user(name: str, argv: list[str]) -> None:
             "run scripts/setup as root: it places an interpreter where ordinary users can run it",
             CANNOT,
         ) from None
+
+
+def _enter_delegated(uid: int) -> None:
+    """On cgroup v2 a process moves only below a group of the mover's own: so begin in the user's, where set-up made one.
+
+    See scripts/lib/cgroup.sh.
+    """
+    path = f"/sys/fs/cgroup/credgate/{uid}/launchers/cgroup.procs"
+    if os.path.exists(path):
+        try:
+            with open(path, "w", encoding="ascii") as file:
+                file.write("0")
+        except OSError as error:
+            hint = "run scripts/setup as root again"
+            raise CredgateError("cgroup_closed", f"{path}: {error.strerror}", hint, CANNOT) from None
 
 
 def _ordinary(name: str) -> pwd.struct_passwd:
@@ -141,6 +157,7 @@ class Launch:
         self.control: socket.socket | None = None  # None once the daemon's end is closed
         self.peer: socket.socket | None = None  # pid 1; None once it is gone
         self.events = select.epoll()
+        self.children: list[int] = []  # launchers of child runs, not yet reaped
 
     def run(self) -> int:
         """From the request to the confirmed end; returns the exit status."""
@@ -157,6 +174,8 @@ class Launch:
             started.peer.close()  # pid 1 ends everything when this goes, whatever became of us
             started.wait()
         self._hear_the_end()
+        for pid in self.children:  # their jails are dead: ours is, and the daemon ended them first
+            os.waitpid(pid, 0)
         return self._status()
 
     def _check_status_fd(self) -> None:
@@ -264,10 +283,22 @@ class Launch:
         match message.body.get("ev"):
             case "ready":
                 self._announce(message.body)
+            case "child":
+                self._start_child(message)
             case "refused":
                 self.refused = controlclient.refusal(message.body)
             case "ended":
                 self.ended = message.body
+
+    def _start_child(self, message: fdpass.Received) -> None:
+        """A program in the jail asked for a child run and the daemon agreed: it starts from here, and dies with us."""
+        try:
+            self.children.append(childlaunch.spawn(message.fds))
+        except OSError as error:
+            _say(f"credgate: a child run could not be started: {error.strerror}\n")  # its sockets close: refused
+        finally:
+            message.close()
+        self.children = [pid for pid in self.children if os.waitpid(pid, os.WNOHANG)[0] == 0]
 
     def _announce(self, body: fdpass.Json) -> None:
         self.ready = True
