@@ -94,7 +94,7 @@ def _become_user(name: str, argv: list[str]) -> None:
 
 
 def _enter_delegated(uid: int) -> None:
-    """On cgroup v2 a process moves only below a group of the mover's own: so begin in the user's, where set-up made one.
+    """On cgroup v2 a process moves only below a group of the mover's own: so begin in the one that set-up made.
 
     See scripts/lib/cgroup.sh.
     """
