@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from credgate.ca import Authority
-from credgate.gateway.hooks import Timeouts
 from credgate.gateway.server import Gateway
+from credgate.gateway.steps import Timeouts
 from credgate.ledger.writer import Ledger
 from credgate.runs import Listener, Run
 from credgate.secretvalue import Secret, SecretUnavailable

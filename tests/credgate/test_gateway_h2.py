@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from credgate.gateway.hooks import Timeouts
+from credgate.gateway.steps import Timeouts
 from tests.credgate.gateway_rig import SECRET, Rig, rig
 from tests.credgate.h2_rig import Fields, H2Client
 

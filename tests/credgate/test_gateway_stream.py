@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from credgate.gateway.hooks import Timeouts
+from credgate.gateway.steps import Timeouts
 from tests.credgate.gateway_rig import SECRET, Client, Rig, Seen, Target, rig
 
 SIZE = 64 << 20

@@ -4,8 +4,6 @@ mitmproxy's addon manager swallows an exception of a hook and goes on, which let
 addon manager is used: `handler.GateHandler` calls these methods itself, and ends the connection when one raises.
 """
 
-import asyncio
-import re
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
@@ -24,15 +22,13 @@ from credgate.gateway.exchange import ClientState, Exchange, Target, exchange_of
 from credgate.gateway.http1 import BadHead
 from credgate.gateway.judge import Judge, apply, wire_of
 from credgate.gateway.layers import Closer, http_layer
-from credgate.gateway.records import collect_ids
-from credgate.gateway.refusal import HEADER, Refusal, deny
+from credgate.gateway.refusal import Refusal, deny
+from credgate.gateway.steps import Steps, Timeouts
 from credgate.gateway.upstream import UpstreamTls
-from credgate.ledger.record import LedgerError
 from rules.addresses import unmap
-from rules.decide import decide_connect, endpoint_for
+from rules.decide import endpoint_for
 from rules.hosts import HostError, normalize_host
 from rules.reasons import Reason
-from rules.verdict import Deny, Tunnel
 
 if TYPE_CHECKING:
     from credgate.gateway.handler import GateHandler
@@ -65,19 +61,6 @@ HOOKS = (
 QUIET = frozenset({"tls_clienthello", "http_connected", "http_connect_error"})
 
 _FALLBACK_NAME = "unnamed.invalid"
-_PORT = re.compile(rb"[1-9][0-9]{0,4}")
-_NEVER_BACK = frozenset({b"alt-svc", b"upgrade", b"proxy-authenticate", HEADER})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeouts:
-    """Seconds."""
-
-    connect: float = 10.0
-    tls: float = 10.0  # one handshake, on either side
-    first_byte: float = 120.0  # from the last progress of the request to the response's head
-    resolve: float = 10.0
-    idle: float = 3600.0  # a connection on which nothing moves; an event stream may be quiet for long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +72,11 @@ class Hooks:
     upstream: UpstreamTls
     timeouts: Timeouts = field(default_factory=Timeouts)
 
+    @property
+    def steps(self) -> Steps:
+        """What this lane shares with the other one."""
+        return Steps(judge=self.judge, timeouts=self.timeouts)
+
     async def client_connected(self, handler: "GateHandler", _client: Client) -> None:
         """A connection was accepted: its first bytes must come in time where TLS is expected."""
         if not handler.state.listener.proxy:
@@ -97,7 +85,7 @@ class Hooks:
     async def client_disconnected(self, handler: "GateHandler", _client: Client) -> None:
         """The client's connection ended: so do its exchanges."""
         for exchange in tuple(handler.state.exchanges):
-            self._end(handler.state, exchange, detail="client closed the connection")
+            self.steps.finish(handler.state, exchange, detail="client closed the connection")
 
     async def next_layer(self, handler: "GateHandler", nextlayer: NextLayer) -> None:
         """Tell TLS from HTTP by the first byte; what is neither gets no second one through."""
@@ -128,15 +116,11 @@ class Hooks:
         """Open a tunnel, or refuse CONNECT itself."""
         exchange, state = exchange_of(flow), handler.state
         exchange.refusal = Refusal(deny=deny(Reason.INTERNAL))
-        host, _, port = flow.request.data.authority.rpartition(b":")
-        verdict: Tunnel | Deny = deny(Reason.MALFORMED)
-        if _PORT.fullmatch(port) and int(port) <= 0xFFFF and not state.connect_port:
-            verdict = decide_connect(state.run.policy, state.run.role, host, int(port))
-        if isinstance(verdict, Deny):
-            self._deny(handler, flow, verdict)
+        verdict = self.steps.open_tunnel(state, flow.request.data.authority)
+        if verdict is not None:
+            self.steps.refuse(state, exchange, wire_of(flow, state, exchange), verdict)
             return
-        state.connect_host, state.connect_port = host, int(port)
-        flow.request.data.host, flow.request.data.port = "tunnel.invalid", int(port)
+        flow.request.data.host, flow.request.data.port = "tunnel.invalid", state.connect_port
         handler.expect_progress(self.timeouts.tls)
         exchange.refusal = None
 
@@ -170,15 +154,12 @@ class Hooks:
     async def requestheaders(self, handler: "GateHandler", flow: HTTPFlow) -> None:
         """Judge one request; on Allow its headers are the judged ones with the secret in place."""
         exchange, state = exchange_of(flow), handler.state
-        exchange.refusal = Refusal(deny=deny(Reason.INTERNAL))
         wire = wire_of(flow, state, exchange)
-        verdict = await self.judge.judge(state, exchange, wire, handler.connected_keys())
-        if isinstance(verdict, Deny):
-            self._deny(handler, flow, verdict)
+        fields = await self.steps.admit(state, exchange, wire, handler.connected_keys())
+        if fields is None:
             return
-        apply(flow, exchange, verdict)
+        apply(flow, exchange, fields)
         flow.request.stream = lambda data: self._sent(handler, flow, exchange, data)
-        state.run.allowed += 1
         exchange.refusal = None
 
     async def request(self, handler: "GateHandler", flow: HTTPFlow) -> None:
@@ -236,18 +217,14 @@ class Hooks:
     async def responseheaders(self, handler: "GateHandler", flow: HTTPFlow) -> None:
         """Let an answer through, streamed, without what would lead the client around us."""
         exchange, state = exchange_of(flow), handler.state
-        exchange.refusal = Refusal(deny=deny(Reason.INTERNAL))
-        exchange.disarm()
         response = flow.response
-        if response is None or response.status_code < 200:
-            exchange.refusal = Refusal(deny=deny(Reason.UPSTREAM_INVALID))
-            self._end(state, exchange, reason=Reason.UPSTREAM_INVALID)
+        if response is None:
+            raise RuntimeError("an answer without a head")
+        fields = self.steps.answered(state, exchange, response.status_code, tuple(response.headers.fields))
+        if fields is None:
             return
-        fields = tuple(response.headers.fields)
-        exchange.status, exchange.ids = response.status_code, collect_ids(fields)
-        drop = _NEVER_BACK | (frozenset({b"set-cookie"}) if _drops_cookies(exchange) else frozenset())
-        response.headers = Headers(tuple(f for f in fields if f[0].lower() not in drop))
-        response.stream = lambda data: _received(exchange, data)
+        response.headers = Headers(fields)
+        response.stream = lambda data: self._received(exchange, data)
         exchange.refusal = None
 
     async def response(self, handler: "GateHandler", flow: HTTPFlow) -> None:
@@ -255,53 +232,24 @@ class Hooks:
         if handler.is_broken(flow.server_conn):
             handler.end(Reason.UPSTREAM_RESET, "the host reset a response without length")
             return
-        self._end(handler.state, exchange_of(flow))
+        self.steps.finish(handler.state, exchange_of(flow))
 
     async def error(self, handler: "GateHandler", flow: HTTPFlow) -> None:
         """An exchange broke: record how, and have the refusal ready that is spoken if nothing was yet."""
-        exchange = exchange_of(flow)
-        if exchange.client_gone or exchange.failure is None:  # nobody is left to be told
-            self._end(handler.state, exchange, detail="client closed the connection")
-            return
-        exchange.refusal = exchange.refusal or Refusal(deny=deny(exchange.failure))
-        self._end(handler.state, exchange, reason=exchange.failure)
-
-    def _deny(self, handler: "GateHandler", flow: HTTPFlow, verdict: Deny) -> None:
-        exchange, state = exchange_of(flow), handler.state
-        state.run.denied += 1
-        exchange.refusal = Refusal(deny=verdict)
-        try:
-            if exchange.intent_seq:
-                self.judge.records.outcome(state, exchange, reason=verdict.reason)
-            else:
-                wire = wire_of(flow, state, exchange)
-                self.judge.records.deny(state, exchange, exchange.refusal, wire)
-        except LedgerError:
-            exchange.refusal = Refusal(deny=deny(Reason.LEDGER_UNAVAILABLE))
-
-    def _end(self, state: ClientState, exchange: Exchange, *, reason: Reason | None = None, detail: str = "") -> None:
-        exchange.disarm()
-        if exchange.intent_seq:
-            self.judge.records.outcome(state, exchange, reason=reason, detail=detail)
+        self.steps.broke(handler.state, exchange_of(flow))
 
     def _sent(self, handler: "GateHandler", flow: HTTPFlow, exchange: Exchange, data: bytes) -> bytes:
-        exchange.req_bytes += len(data)
+        self.steps.sent(exchange, len(data))
         self._await_answer(handler, flow, exchange)
         return data
 
+    def _received(self, exchange: Exchange, data: bytes) -> bytes:
+        self.steps.received(exchange, len(data))
+        return data
+
     def _await_answer(self, handler: "GateHandler", flow: HTTPFlow, exchange: Exchange) -> None:
-        exchange.disarm()
-        if exchange.status or exchange.finished:
-            return
-        wait = self.timeouts.first_byte + self.timeouts.connect + self.timeouts.tls
-
-        def late() -> None:
-            exchange.failure = exchange.failure or Reason.UPSTREAM_TIMEOUT
-            handler.drop(flow.server_conn)
-
-        if flow.server_conn.connected:
-            wait = self.timeouts.first_byte
-        exchange.timer = asyncio.get_running_loop().call_later(wait, late)
+        connected = flow.server_conn.connected  # the connection may be another one by the time of the call
+        self.steps.await_answer(exchange, connected=connected, drop=lambda: handler.drop(flow.server_conn))
 
 
 def _text(host: bytes) -> str:
@@ -312,12 +260,3 @@ def _target(state: ClientState, server: Server) -> Target:
     if server.address is None:
         raise RuntimeError("an upstream connection without an address")
     return state.targets[server.address]
-
-
-def _drops_cookies(exchange: Exchange) -> bool:
-    return exchange.allow is not None and any(b.drop_set_cookie for b in exchange.allow.bindings)
-
-
-def _received(exchange: Exchange, data: bytes) -> bytes:
-    exchange.resp_bytes += len(data)
-    return data

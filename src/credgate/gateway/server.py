@@ -14,10 +14,11 @@ from credgate.ca import Authority
 from credgate.errors import CredgateError
 from credgate.gateway import layers
 from credgate.gateway.dial import Dialler, OwnAddresses, Resolve
-from credgate.gateway.hooks import HOOKS, Hooks, Timeouts
+from credgate.gateway.hooks import HOOKS, Hooks
 from credgate.gateway.judge import Judge
 from credgate.gateway.mode import CredgateInstance
 from credgate.gateway.records import Records
+from credgate.gateway.steps import Timeouts
 from credgate.gateway.upstream import UpstreamTls
 from credgate.runs import Listener, Run
 from rules.policy import Address

@@ -1,0 +1,129 @@
+"""What both lanes do with one exchange, and nothing that only one of them does: there is one judgement, one record.
+
+Deny first: `admit` and `answered` stamp a denial, which the lane lifts once it has taken over what they returned.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from credgate.gateway.exchange import ClientState, Exchange, Key
+from credgate.gateway.judge import Fields, Judge
+from credgate.gateway.records import collect_ids
+from credgate.gateway.refusal import HEADER, Refusal, deny
+from credgate.ledger.record import LedgerError
+from rules.decide import decide_connect
+from rules.reasons import Reason
+from rules.request import Wire
+from rules.verdict import Deny, Tunnel
+
+_PORT = re.compile(rb"[1-9][0-9]{0,4}")
+_NEVER_BACK = frozenset({b"alt-svc", b"upgrade", b"proxy-authenticate", HEADER})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Seconds."""
+
+    connect: float = 10.0
+    tls: float = 10.0  # one handshake, on either side
+    first_byte: float = 120.0  # from the last progress of the request to the response's head
+    resolve: float = 10.0
+    idle: float = 3600.0  # a connection on which nothing moves; an event stream may be quiet for long
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """The steps of an exchange, in their order."""
+
+    judge: Judge
+    timeouts: Timeouts
+
+    def open_tunnel(self, state: ClientState, authority: bytes) -> Deny | None:
+        """Judge a CONNECT line; None opens the tunnel, and `state` has its host and port."""
+        host, _, port = authority.rpartition(b":")
+        verdict: Tunnel | Deny = deny(Reason.MALFORMED)
+        if _PORT.fullmatch(port) and int(port) <= 0xFFFF and not state.connect_port:
+            verdict = decide_connect(state.run.policy, state.run.role, host, int(port))
+        if isinstance(verdict, Deny):
+            return verdict
+        state.connect_host, state.connect_port = host, int(port)
+        return None
+
+    async def admit(
+        self, state: ClientState, exchange: Exchange, wire: Wire, connected: frozenset[Key]
+    ) -> Fields | None:
+        """The headers to send; None where the request is refused. The stamp is the caller's to lift."""
+        exchange.refusal = Refusal(deny=deny(Reason.INTERNAL))
+        verdict = await self.judge.judge(state, exchange, wire, connected)
+        if isinstance(verdict, Deny):
+            self.refuse(state, exchange, wire, verdict)
+            return None
+        state.run.allowed += 1
+        return verdict
+
+    def refuse(self, state: ClientState, exchange: Exchange, wire: Wire | None, verdict: Deny) -> None:
+        """Make a Deny the answer, and record it."""
+        state.run.denied += 1
+        exchange.refusal = Refusal(deny=verdict)
+        try:
+            if exchange.intent_seq:
+                self.judge.records.outcome(state, exchange, reason=verdict.reason)
+            else:
+                self.judge.records.deny(state, exchange, exchange.refusal, wire)
+        except LedgerError:
+            exchange.refusal = Refusal(deny=deny(Reason.LEDGER_UNAVAILABLE))
+
+    def await_answer(self, exchange: Exchange, *, connected: bool, drop: Callable[[], None]) -> None:
+        """Wait for the answer's head from now on; `drop` ends the upstream connection when it is late."""
+        exchange.disarm()
+        if exchange.status or exchange.finished:
+            return
+        wait = self.timeouts.first_byte
+        if not connected:
+            wait += self.timeouts.connect + self.timeouts.tls
+
+        def late() -> None:
+            exchange.failure = exchange.failure or Reason.UPSTREAM_TIMEOUT
+            drop()
+
+        exchange.timer = asyncio.get_running_loop().call_later(wait, late)
+
+    def sent(self, exchange: Exchange, size: int) -> None:
+        """Count bytes of the request's body that go out."""
+        exchange.req_bytes += size
+
+    def answered(self, state: ClientState, exchange: Exchange, status: int, fields: Fields) -> Fields | None:
+        """The answer's headers for the client; None where it is none that may pass. The caller lifts the stamp."""
+        exchange.refusal = Refusal(deny=deny(Reason.INTERNAL))
+        exchange.disarm()
+        if status < 200:
+            exchange.refusal = Refusal(deny=deny(Reason.UPSTREAM_INVALID))
+            self.finish(state, exchange, reason=Reason.UPSTREAM_INVALID)
+            return None
+        exchange.status, exchange.ids = status, collect_ids(fields)
+        drop = _NEVER_BACK | (frozenset({b"set-cookie"}) if _drops_cookies(exchange) else frozenset())
+        return tuple(f for f in fields if f[0].lower() not in drop)
+
+    def received(self, exchange: Exchange, size: int) -> None:
+        """Count bytes of the answer's body that go to the client."""
+        exchange.resp_bytes += size
+
+    def finish(self, state: ClientState, exchange: Exchange, *, reason: Reason | None = None, detail: str = "") -> None:
+        """Record how a forwarded request ended; nothing for one that was not forwarded."""
+        exchange.disarm()
+        if exchange.intent_seq:
+            self.judge.records.outcome(state, exchange, reason=reason, detail=detail)
+
+    def broke(self, state: ClientState, exchange: Exchange) -> None:
+        """An exchange broke: record how, and have the refusal ready that is spoken if nothing was yet."""
+        if exchange.client_gone or exchange.failure is None:  # nobody is left to be told
+            self.finish(state, exchange, detail="client closed the connection")
+            return
+        exchange.refusal = exchange.refusal or Refusal(deny=deny(exchange.failure))
+        self.finish(state, exchange, reason=exchange.failure)
+
+
+def _drops_cookies(exchange: Exchange) -> bool:
+    return exchange.allow is not None and any(b.drop_set_cookie for b in exchange.allow.bindings)
