@@ -236,7 +236,11 @@ def _proc() -> list[dict[str, Any]]:
 
 
 def _links(spec: JailSpec) -> list[dict[str, Any]]:
-    return [{"op": "link", "at": at, "to": to} for at, to in spec.links]
+    """Those that nothing bound shows already: /etc/alternatives has its own, and a work tree too."""
+    entries = [entry.path for entry in (*spec.system, *spec.etc) if not entry.link]
+    shown = [*entries, *(tree.path for tree in spec.trees), spec.workdir]
+    missing = [pair for pair in spec.links if not any(under(pair[0], path) for path in shown)]
+    return [{"op": "link", "at": at, "to": to} for at, to in missing]
 
 
 def _trust(spec: JailSpec) -> list[dict[str, Any]]:
