@@ -3,14 +3,16 @@
 Each role of the policy must fit inside one role of the ceiling: the one of the same name, or the ceiling's
 default_role. Inside means: each endpoint, allow rule, address, binding, secret, tool and file of the role is covered by
 one of that ceiling role. What doesn't fit is an error that names it; nothing is dropped in silence. The ceiling's deny
-rules, limits, deadline and `dns.unlisted` are added, since they can only narrow.
+rules, limits, deadline, budget, `on_alarm`, `dns.unlisted` and the ttl, uses and rate of its bindings are added, since
+they can only narrow.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from rules.covers import covers_address, covers_host, covers_rule, overlaps, strictness
-from rules.policy import AllowRule, Binding, DenyRule, Endpoint, Limits, Mode, Policy, Role, Unlisted, Workdir
+from rules.intersect import least, least_budget, smaller, sternest
+from rules.policy import AllowRule, Binding, DenyRule, Endpoint, Mode, Policy, Role, Unlisted, Workdir
 from rules.problems import PolicyError, Problem
 from rules.tables import Report, join, show
 
@@ -34,6 +36,7 @@ def narrow(policy: Policy, ceiling: Policy) -> Policy:
         policy,
         unlisted=Unlisted.NXDOMAIN if nxdomain else Unlisted.GATEWAY,
         endpoints={name: _with_denies(e, ceiling) for name, e in policy.endpoints.items()},
+        bindings={name: _narrow_binding(b, ceiling.bindings.get(name)) for name, b in policy.bindings.items()},
         roles=roles,
         ceiling_sha256=ceiling.sha256,
     )
@@ -163,15 +166,21 @@ def _renamed(rule: DenyRule, endpoint: Endpoint) -> DenyRule:
 
 
 def _narrow_role(role: Role, above: Role) -> Role:
-    deadlines = [d for d in (role.deadline, above.deadline) if d is not None]
-    return replace(role, deadline=min(deadlines, default=None), limits=_least(role.limits, above.limits))
+    return replace(
+        role,
+        deadline=smaller(role.deadline, above.deadline),
+        limits=least(role.limits, above.limits),
+        budget=least_budget(role.budget, above.budget),
+        on_alarm=sternest(role.on_alarm, above.on_alarm),
+    )
 
 
-def _least(one: Limits, other: Limits) -> Limits:
-    return Limits(
-        memory=min(one.memory, other.memory),
-        processes=min(one.processes, other.processes),
-        open_files=min(one.open_files, other.open_files),
-        cpu=min(one.cpu, other.cpu),
-        file_size=min(one.file_size, other.file_size),
+def _narrow_binding(binding: Binding, above: Binding | None) -> Binding:
+    if above is None:
+        return binding
+    return replace(
+        binding,
+        ttl=smaller(binding.ttl, above.ttl),
+        max_uses=smaller(binding.max_uses, above.max_uses),
+        rates=tuple(dict.fromkeys((*binding.rates, *above.rates))),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from rules.policy import AllowRule, Binding, Endpoint, Policy, Role
+from rules.policy import AllowRule, Binding, Endpoint, OnAlarm, Policy, Role
 
 __all__ = ["describe", "describe_role"]
 
@@ -51,8 +51,14 @@ def _terms(rule: AllowRule) -> str:
 
 
 def _secrets(rule: AllowRule, bindings: list[Binding]) -> str:
-    parts = [f" + secret {b.secret} ({_place(b)}, {b.mode})" for b in bindings if rule.id in b.rules]
+    parts = [f" + secret {b.secret} ({_place(b)}, {b.mode}{_bounds(b)})" for b in bindings if rule.id in b.rules]
     return "".join(parts)
+
+
+def _bounds(binding: Binding) -> str:
+    bounds = {"ttl": binding.ttl, "max_uses": binding.max_uses}
+    texts = [f", {key} {value}" for key, value in bounds.items() if value is not None]
+    return "".join([*texts, *(f", rate {rate.count}/{rate.seconds}s" for rate in binding.rates)])
 
 
 def _place(binding: Binding) -> str:
@@ -85,5 +91,10 @@ def _jail(role: Role) -> Iterator[str]:
         f"limits: memory {limits.memory}, processes {limits.processes}, open_files {limits.open_files}, "
         f"cpu {limits.cpu}, file_size {limits.file_size}"
     )
+    for key, bound in (("requests", role.budget.requests), ("bytes_out", role.budget.bytes_out)):
+        if bound is not None:
+            yield f"budget: {key} {bound}"
+    if role.on_alarm is not OnAlarm.NOTIFY:
+        yield f"on_alarm: {role.on_alarm}"
     if role.deadline is not None:
         yield f"deadline: {role.deadline}"

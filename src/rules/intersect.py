@@ -8,7 +8,7 @@ credential that one of the two refuses so stays refused, however the endpoints o
 from dataclasses import fields, replace
 
 from rules.covers import covers_tree
-from rules.policy import Limits, Policy, Role, Workdir
+from rules.policy import Budget, Limits, OnAlarm, Policy, Role, Workdir
 
 __all__ = ["child_policy", "intersect", "least"]
 
@@ -41,14 +41,34 @@ def intersect(child: Role, parent: Role, policy: Policy) -> Role:
         allow_debug=child.allow_debug and parent.allow_debug,
         allow_userns=child.allow_userns and parent.allow_userns,
         children=child.children,  # each of them is intersected with this role again
-        deadline=min((d for d in (child.deadline, parent.deadline) if d is not None), default=None),
+        deadline=smaller(child.deadline, parent.deadline),
         limits=least(child.limits, parent.limits),
+        budget=least_budget(child.budget, parent.budget),
+        on_alarm=sternest(child.on_alarm, parent.on_alarm),
     )
 
 
 def least(one: Limits, other: Limits) -> Limits:
     """The smaller of each bound."""
     return Limits(**{f.name: min(getattr(one, f.name), getattr(other, f.name)) for f in fields(Limits)})
+
+
+def least_budget(one: Budget, other: Budget) -> Budget:
+    """The smaller of each bound that is set."""
+    return Budget(
+        requests=smaller(one.requests, other.requests),
+        bytes_out=smaller(one.bytes_out, other.bytes_out),
+    )
+
+
+def smaller(one: int | None, other: int | None) -> int | None:
+    """The smaller of two bounds, of which None is none."""
+    return min((value for value in (one, other) if value is not None), default=None)
+
+
+def sternest(one: OnAlarm, other: OnAlarm) -> OnAlarm:
+    """The one that does more."""
+    return max(one, other, key=list(OnAlarm).index)
 
 
 def _reached(role: Role, policy: Policy) -> frozenset[str]:

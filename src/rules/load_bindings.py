@@ -3,15 +3,20 @@
 import re
 from collections.abc import Mapping
 
+from rules import load_units
 from rules.credentials import CORRELATION_HEADERS, PROVENANCE_HEADERS
 from rules.envnames import ENV_NAME, refused
 from rules.placeholders import ShapeError, check_shape
-from rules.policy import Binding, Foreign, Mode, Placeholder, PlaceKind, SecretRule, SourceKind
+from rules.policy import Binding, Foreign, Mode, Placeholder, PlaceKind, Rate, SecretRule, SourceKind
 from rules.tables import NOT_YET, Table, closest, show
 
 SECRET_KEYS = ("source",)
-BINDING_KEYS = ("secret", "endpoint", "rules", "place", "format", "mode", "placeholder", "foreign", "response")
-BINDING_LATER = ("ttl", "max_uses", "rate")
+BINDING_KEYS = (
+    *("secret", "endpoint", "rules", "place", "format", "mode", "placeholder", "foreign", "response"),
+    *("ttl", "max_uses", "rate"),
+)
+BINDING_LATER: tuple[str, ...] = ()
+_MAX_USES = 10**9
 SOURCES_LATER = ("command", "vault")
 PLACES_LATER = ("query", "cookie", "path", "json", "form", "sigv4")
 
@@ -80,7 +85,26 @@ def _binding(name: str, table: Table) -> Binding:
         placeholder=_placeholder(table, mode),
         foreign=table.choice("foreign", Foreign, Foreign.STRIP, but=(Foreign.ALLOW,)),
         drop_set_cookie=_response(table),
+        ttl=_ttl(table),
+        max_uses=table.number("max_uses", 0, low=1, high=_MAX_USES) or None,
+        rates=_rates(table),
     )
+
+
+def _ttl(table: Table) -> int | None:
+    text = table.text("ttl")
+    seconds = load_units.parse_duration(text)
+    if text and seconds is None:
+        table.fault("ttl", f"got {show(text)}", load_units.duration_hint(text))
+    return seconds
+
+
+def _rates(table: Table) -> tuple[Rate, ...]:
+    text = table.text("rate")
+    rate = load_units.parse_rate(text)
+    if text and rate is None:
+        table.fault("rate", f"got {show(text)}, expected a whole number, / and one of s, m, h, d", 'as in "60/m"')
+    return (Rate(count=rate[0], seconds=rate[1]),) if rate else ()
 
 
 def _place(table: Table) -> tuple[PlaceKind, str]:

@@ -5,18 +5,18 @@ from collections.abc import Callable, Mapping
 from rules import load_units
 from rules.envnames import credential_value, refused
 from rules.parse import METHODS
-from rules.policy import Limits, Role, TestCase, Workdir
+from rules.policy import Budget, Limits, OnAlarm, Role, TestCase, Workdir
 from rules.reasons import Reason
 from rules.tables import NOT_YET, Table, closest, show
 
 ROLE_KEYS = (
     *("bindings", "endpoints", "workdir", "tools", "read", "env", "deadline", "limits", "on_alarm"),
-    *("allow_debug", "allow_userns", "children"),
+    *("allow_debug", "allow_userns", "children", "budget"),
 )
-ROLE_LATER = ("state", "readonly", "hide", "show", "publish", "budget", "approve")
+ROLE_LATER = ("state", "readonly", "hide", "show", "publish", "approve")
 LIMIT_KEYS = ("memory", "processes", "open_files", "cpu", "file_size")
 TEST_KEYS = ("role", "method", "url", "verdict", "reason", "rule")
-ALARMS_LATER = ("pause", "kill")
+BUDGET_KEYS = ("requests", "bytes_out")
 
 
 def load_roles(tables: Mapping[str, Table]) -> dict[str, Role]:
@@ -25,7 +25,6 @@ def load_roles(tables: Mapping[str, Table]) -> dict[str, Role]:
 
 
 def _role(name: str, table: Table) -> Role:
-    _on_alarm(table)
     return Role(
         name=name,
         bindings=table.texts("bindings"),
@@ -39,15 +38,16 @@ def _role(name: str, table: Table) -> Role:
         children=table.texts("children"),
         deadline=_duration(table, "deadline", 0) or None,
         limits=_limits(table.table("limits", known=LIMIT_KEYS)),
+        budget=_budget(table.table("budget", known=BUDGET_KEYS)),
+        on_alarm=table.choice("on_alarm", OnAlarm, OnAlarm.NOTIFY),
     )
 
 
-def _on_alarm(table: Table) -> None:
-    word = table.text("on_alarm", "notify")
-    if word in ALARMS_LATER:
-        table.fault("on_alarm", NOT_YET, 'write on_alarm = "notify"')
-    elif word != "notify":
-        table.fault("on_alarm", f'got {show(word)}, expected "notify"', closest(word, ("notify", *ALARMS_LATER)))
+def _budget(table: Table) -> Budget:
+    return Budget(
+        requests=table.number("requests", 0, low=1, high=10**12) or None,
+        bytes_out=_size(table, "bytes_out", 0, low=0) or None,
+    )
 
 
 def _workdir(table: Table) -> Workdir:

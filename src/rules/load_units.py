@@ -4,6 +4,7 @@ import re
 
 _SIZES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_RATE = re.compile(r"([1-9][0-9]{0,5})/([smhd])")
 _QUANTITY = re.compile(r"([1-9][0-9]{0,9})([A-Za-z]+)")
 
 
@@ -15,6 +16,12 @@ def parse_size(text: str) -> int | None:
 def parse_duration(text: str) -> int | None:
     """Return seconds, or None where `text` is not a whole number followed by s, m, h or d."""
     return _parse(text, _SECONDS)
+
+
+def parse_rate(text: str) -> tuple[int, int] | None:
+    """Return a count and the seconds it is for, or None where `text` is not a whole number, "/" and s, m, h or d."""
+    found = _RATE.fullmatch(text)
+    return (int(found[1]), _SECONDS[found[2]]) if found else None
 
 
 def size_hint(text: str) -> str:

@@ -49,6 +49,14 @@ class Unlisted(StrEnum):
     NXDOMAIN = "nxdomain"
 
 
+class OnAlarm(StrEnum):
+    """What an alarm does to its run, the mildest first."""
+
+    NOTIFY = "notify"
+    PAUSE = "pause"  # every request is refused until the user resumes the run
+    KILL = "kill"
+
+
 class Workdir(StrEnum):
     """How the work tree is seen in the jail."""
 
@@ -113,6 +121,22 @@ class Placeholder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """A token bucket: `count` at once when it is full, and `count` more in `seconds`."""
+
+    count: int
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What one run may send, its children included; None: no bound."""
+
+    requests: int | None = None
+    bytes_out: int | None = None  # request heads and bodies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
     """A secret bound to rules of one endpoint. `header` lower case; `format` holds "{secret}" once.
 
@@ -130,6 +154,9 @@ class Binding:
     placeholder: Placeholder | None = None
     foreign: Foreign = Foreign.STRIP
     drop_set_cookie: bool = True
+    ttl: int | None = None  # seconds from the start of a run
+    max_uses: int | None = None  # requests of one run, its children included
+    rates: tuple[Rate, ...] = ()  # all of them hold; the ceiling adds its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +186,8 @@ class Role:
     children: tuple[str, ...] = ()  # roles that a child run may ask for
     deadline: int | None = None  # wall-clock seconds
     limits: Limits = field(default_factory=Limits)
+    budget: Budget = field(default_factory=Budget)
+    on_alarm: OnAlarm = OnAlarm.NOTIFY
     within: tuple[str, ...] = ()  # roles of the same policy that must allow each request too; set by rules.intersect
 
     def switches(self) -> tuple[str, ...]:

@@ -34,5 +34,10 @@ class Reason(StrEnum):
     NOT_HTTP = "not_http"  # bytes in a tunnel that are not TLS or HTTP
     PROOF_MISSING = "proof_missing"  # the jail has not been shown yet
     REVOKED = "revoked"
+    PAUSED = "paused"  # an alarm of a role with on_alarm = "pause"
+    EXPIRED = "expired"  # the role's deadline or the binding's ttl
+    USES_EXHAUSTED = "uses_exhausted"  # the binding's max_uses
+    RATE_EXCEEDED = "rate_exceeded"  # the binding's rate: 403, never 429, which clients retry
+    BUDGET_EXHAUSTED = "budget_exhausted"  # the role's budget
     LEDGER_UNAVAILABLE = "ledger_unavailable"
     INTERNAL = "internal"  # our own fault: refused

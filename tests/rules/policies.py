@@ -53,6 +53,9 @@ mode = "placeholder"
 placeholder = { env = "GITHUB_TOKEN", shape = "ghp_{36}" }
 foreign = "deny"
 response = { scrub = false, set_cookie = "keep" }
+ttl = "8h"
+max_uses = 500
+rate = "60/m"
 [role.dev]
 bindings = ["github"]
 endpoints = ["mirror"]
@@ -63,8 +66,9 @@ env = ["TERM", "LANG"]
 allow_debug = false
 allow_userns = false
 children = ["dev"]
-on_alarm = "notify"
+on_alarm = "kill"
 deadline = "2h"
+budget = { requests = 5000, bytes_out = "200MiB" }
 limits = { memory = "2GiB", processes = 64, open_files = 1024, cpu = "30m", file_size = "1GiB" }
 [[test]]
 role = "dev"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rules.ceiling import narrow
 from rules.decide import decide
 from rules.parse import parse_request
-from rules.policy import Policy, Unlisted
+from rules.policy import Budget, OnAlarm, Policy, Rate, Unlisted
 from rules.problems import PolicyError
 from rules.request import Request, Via, Wire
 from rules.verdict import Allow
@@ -124,6 +124,18 @@ def test_the_ceiling_itself_fits() -> None:
 def test_limits_and_deadline_become_the_smaller_ones() -> None:
     role = under(POLICY).roles["dev"]
     assert (role.limits.memory, role.limits.processes, role.deadline) == (2 << 30, 50, 4 * 3600)
+
+
+def test_grants_become_the_tighter_ones_and_both_rates_hold() -> None:
+    mode = 'placeholder = { env = "GITHUB_TOKEN", shape = "ghp_{36}" }\n'
+    policy = POLICY.replace(mode, mode + 'ttl = "1h"\nmax_uses = 9\nrate = "2/s"\n')
+    ceiling = CEILING.replace("[role.dev]\n", 'ttl = "2h"\nmax_uses = 5\nrate = "60/m"\n[role.dev]\n')
+    ceiling = ceiling.replace('deadline = "4h"\n', 'deadline = "4h"\nbudget = { requests = 7 }\non_alarm = "pause"\n')
+    made = under(policy, ceiling)
+    binding, role = made.bindings["github"], made.roles["dev"]
+    assert (binding.ttl, binding.max_uses) == (3600, 5)
+    assert binding.rates == (Rate(count=2, seconds=1), Rate(count=60, seconds=60))
+    assert (role.budget, role.on_alarm) == (Budget(requests=7), OnAlarm.PAUSE)
 
 
 def test_deny_rules_of_the_ceiling_are_added() -> None:

@@ -5,9 +5,9 @@ from tests.rules.policies import WHOLE, load
 def test_a_role_in_sentences() -> None:
     assert describe_role(load(WHOLE), "dev") == (
         "allow GET|HEAD|POST https://api.github.com:443/repos/acme/app/issues query {page, per_page} encoded_slash"
-        " + secret github (header:authorization, placeholder)",
+        " + secret github (header:authorization, placeholder, ttl 28800, max_uses 500, rate 60/60s)",
         "allow GET|HEAD|POST https://api.github.com:443/repos/acme/app/issues/* query {page, per_page} encoded_slash"
-        " + secret github (header:authorization, placeholder)",
+        " + secret github (header:authorization, placeholder, ttl 28800, max_uses 500, rate 60/60s)",
         "deny https://api.github.com:443 pack github-credential-minting",
         "deny PUT https://api.github.com:443/repos/*/*/issues/*/lock",
         "dial https://api.github.com:443 with address = 10.20.0.0/16, 10.9.9.9",
@@ -22,6 +22,9 @@ def test_a_role_in_sentences() -> None:
         "env: LANG",
         "children: dev",
         "limits: memory 2147483648, processes 64, open_files 1024, cpu 1800, file_size 1073741824",
+        "budget: requests 5000",
+        "budget: bytes_out 209715200",
+        "on_alarm: kill",
         "deadline: 7200",
     )
 

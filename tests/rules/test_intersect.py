@@ -9,7 +9,20 @@ from rules.decide import decide, decide_connect
 from rules.hosts import HostPattern
 from rules.intersect import child_policy, intersect, least
 from rules.paths import PathPattern
-from rules.policy import AllowRule, Binding, DenyRule, Endpoint, Foreign, Limits, PlaceKind, Policy, Role, Workdir
+from rules.policy import (
+    AllowRule,
+    Binding,
+    Budget,
+    DenyRule,
+    Endpoint,
+    Foreign,
+    Limits,
+    OnAlarm,
+    PlaceKind,
+    Policy,
+    Role,
+    Workdir,
+)
 from rules.verdict import Allow, Deny, Tunnel
 from tests.rules.test_properties import HOST, allow_rules, clean_path, deny_rules, headers, request
 
@@ -66,6 +79,8 @@ def a_role(name: str) -> st.SearchStrategy[Role]:
         children=st.just(("parent", "child", "grandchild")),
         deadline=st.one_of(st.none(), st.integers(1, 9)),
         limits=st.builds(Limits, memory=st.integers(1, 9), processes=st.integers(1, 9), cpu=st.integers(1, 9)),
+        budget=st.builds(Budget, requests=st.none() | st.integers(1, 9), bytes_out=st.none() | st.integers(1, 9)),
+        on_alarm=st.sampled_from(OnAlarm),
     )
 
 
@@ -152,6 +167,10 @@ def test_every_other_right_is_in_both(policy) -> None:
         assert role.deadline is None or (got.deadline is not None and got.deadline <= role.deadline)
         for bound in fields(Limits):
             assert getattr(got.limits, bound.name) <= getattr(role.limits, bound.name)
+        for bound in fields(Budget):
+            mine, limit = getattr(got.budget, bound.name), getattr(role.budget, bound.name)
+            assert limit is None or (mine is not None and mine <= limit)
+        assert list(OnAlarm).index(got.on_alarm) >= list(OnAlarm).index(role.on_alarm)
 
 
 def vars_of(policy: Policy) -> dict[str, object]:
@@ -161,7 +180,7 @@ def vars_of(policy: Policy) -> dict[str, object]:
 def test_every_field_of_a_role_is_thought_of() -> None:
     """A right that is added to Role and forgotten in intersect fails here: it has to be one of these."""
     known = "name bindings endpoints workdir tools read env allow_debug allow_userns children deadline limits within"
-    assert {f.name for f in fields(Role)} == set(known.split())
+    assert {f.name for f in fields(Role)} == {*known.split(), "budget", "on_alarm"}
 
 
 def test_least_takes_each_bound() -> None:

@@ -7,11 +7,14 @@ from hypothesis import strategies as st
 
 from rules.load import MAX_BYTES, load_policy
 from rules.policy import (
+    Budget,
     Foreign,
     Limits,
     Mode,
+    OnAlarm,
     Placeholder,
     PlaceKind,
+    Rate,
     SecretRule,
     SourceKind,
     Unlisted,
@@ -56,7 +59,9 @@ def test_the_whole_file_becomes_values_of_bindings_and_roles() -> None:
     assert (binding.place, binding.header, binding.format) == (PlaceKind.HEADER, "authorization", "Bearer {secret}")
     assert (binding.mode, binding.foreign, binding.drop_set_cookie) == (Mode.PLACEHOLDER, Foreign.DENY, False)
     assert binding.placeholder == Placeholder(env="GITHUB_TOKEN", shape="ghp_{36}")
+    assert (binding.ttl, binding.max_uses, binding.rates) == (8 * 3600, 500, (Rate(count=60, seconds=60),))
     role = policy.roles["dev"]
+    assert (role.budget, role.on_alarm) == (Budget(requests=5000, bytes_out=200 << 20), OnAlarm.KILL)
     assert (role.workdir, role.deadline, role.env) == (Workdir.WRITE, 7200, ("TERM", "LANG"))
     assert role.limits == Limits(memory=2 << 30, processes=64, open_files=1024, cpu=1800, file_size=1 << 30)
     assert policy.tests[0].rule == "github-api.issues"
@@ -69,6 +74,7 @@ def test_an_empty_policy_has_the_documented_defaults() -> None:
     assert endpoint.foreign is Foreign.STRIP
     assert policy.unlisted is Unlisted.GATEWAY
     assert (role.workdir, role.deadline, role.limits) == (Workdir.READ, None, Limits())
+    assert (role.budget, role.on_alarm) == (Budget(), OnAlarm.NOTIFY)
 
 
 def test_plain_http_has_port_80() -> None:
@@ -287,9 +293,10 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         '"drop" or "keep"',
         MINIMAL + BINDING + 'response = { set_cookie = "strip" }\n',
     ),
-    "ttl": ("binding.b.ttl", "not yet", MINIMAL + BINDING + 'ttl = "8h"\n'),
-    "max_uses": ("binding.b.max_uses", "not yet", MINIMAL + BINDING + "max_uses = 5\n"),
-    "rate": ("binding.b.rate", "not yet", MINIMAL + BINDING + 'rate = "60/m"\n'),
+    "ttl": ("binding.b.ttl", "units", MINIMAL + BINDING + 'ttl = "8 h"\n'),
+    "max_uses": ("binding.b.max_uses", "expected 1 to", MINIMAL + BINDING + "max_uses = 0\n"),
+    "rate": ("binding.b.rate", '"60/m"', MINIMAL + BINDING + 'rate = "60 per minute"\n'),
+    "rate of none": ("binding.b.rate", '"60/m"', MINIMAL + BINDING + 'rate = "0/m"\n'),
     "no rules": ("binding.b.rules", "empty list", MINIMAL + BINDING.replace('rules = ["r"]', "rules = []")),
     "unknown rule": ("binding.b.rules", "no allow rule", MINIMAL + BINDING.replace('rules = ["r"]', 'rules = ["q"]')),
     "unknown secret": (
@@ -328,11 +335,12 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "publish": ("role.r.publish", "not yet", MINIMAL + ROLE + "publish = [3000]\n"),
     "children": ("role.r.children[0]", 'no role is called "x"', MINIMAL + ROLE + 'children = ["x"]\n'),
     "children text": ("role.r.children", "expected an array", MINIMAL + ROLE + 'children = "r"\n'),
-    "budget": ("role.r.budget", "not yet", MINIMAL + ROLE + "budget = { requests = 5 }\n"),
+    "budget": ("role.r.budget.requests", "expected 1 to", MINIMAL + ROLE + "budget = { requests = 0 }\n"),
+    "budget's bytes": ("role.r.budget.bytes_out", "MiB", MINIMAL + ROLE + 'budget = { bytes_out = "1MB" }\n'),
+    "budget's key": ("role.r.budget.seconds", "unknown", MINIMAL + ROLE + "budget = { seconds = 5 }\n"),
     "approve": ("role.r.approve", "not yet", MINIMAL + ROLE + '[[role.r.approve]]\nrule = "x"\n'),
     "allow_debug": ("role.r.allow_debug", "expected true or false", MINIMAL + ROLE + 'allow_debug = "yes"\n'),
     "allow_userns": ("role.r.allow_userns", "expected true or false", MINIMAL + ROLE + "allow_userns = 1\n"),
-    "on_alarm kill": ("role.r.on_alarm", "not yet", MINIMAL + ROLE + 'on_alarm = "kill"\n'),
     "on_alarm": ("role.r.on_alarm", '"notify"', MINIMAL + ROLE + 'on_alarm = "mail"\n'),
     "relative tool": ("role.r.tools[0]", "whole path", MINIMAL + ROLE + 'tools = ["bin"]\n'),
     "tool with dots": ("role.r.tools[0]", "whole path", MINIMAL + ROLE + 'tools = ["/opt/../etc"]\n'),
