@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+from tests import delegated
+
 PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 
 _NFT_IN_NETNS = """
@@ -62,6 +64,7 @@ FEATURES: dict[str, Callable[[], str]] = {
     "landlock": _landlock,
     "seccomp": _python("import ctypes; ctypes.CDLL('libseccomp.so.2'); open('/proc/sys/kernel/seccomp/actions_avail')"),
     "bash": _program("bash"),
+    "cgroup": delegated.lack,
     "chromium": _program("chromium"),
     "compiler": _program("gcc", "make"),
     "curl": _program("curl"),
