@@ -16,9 +16,10 @@ COMMANDS = {
     "gateway": "start, stop, ask the daemon",
     "ps": "list the live runs",
     "kill": "end a run",
+    "prove": "show each guard of the jail, with its control",
     "doctor": "what this host can enforce",
 }
-LATER = ("prove", "diff", "apply", "discard", "revoke", "reconcile")
+LATER = ("diff", "apply", "discard", "revoke", "reconcile")
 USAGE = 2
 
 

@@ -19,14 +19,18 @@ import sys
 
 from credgate import ownaddresses
 from credgate.ca import Authority
+from credgate.children import attach
 from credgate.errors import CredgateError
 from credgate.gateway.server import Gateway
 from credgate.ledger.writer import Ledger
+from credgate.opening import clear_left as clear_sockets
+from credgate.opening import open_session
 from credgate.paths import Places, check_private_dir, open_private, private_dir
 from credgate.peer import Peer, accept
 from credgate.policyfile import find_for_run
 from credgate.prepare import Asked, Person
-from credgate.session import Parts, Session, open_session
+from credgate.proving import Wanted, prove
+from credgate.session import Parts, Session
 from credgate.stand import StandProcess, clear_left
 from credgate.trust import prepare as prepare_trust
 from credgate.vault import Vault
@@ -124,6 +128,8 @@ class Daemon:
             match message.body.get("op"):
                 case "run.open":
                     await self._run(peer, _payload(message))
+                case "prove.open":
+                    await prove(self.parts, peer, Wanted.parse(_payload(message)))
                 case "status":
                     await peer.send(await self._status())
                 case "kill":
@@ -141,6 +147,7 @@ class Daemon:
         chosen = await asyncio.to_thread(find_for_run, asked, self.places)
         session = await open_session(self.parts, peer, asked, chosen, list(self.sessions.values()))
         self.sessions[session.run.id] = session
+        attach(session, self.sessions)
         try:
             await session.drive()
         finally:
@@ -184,7 +191,8 @@ def _harden() -> None:
     """No core, not dumpable: another process of this user must not read the vault from our memory."""
     os.umask(0o077)
     os.chdir("/")
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # The soft limit alone: a control of the guard against core dumps has to be able to raise it again.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
         raise CredgateError("not_hardened", "PR_SET_DUMPABLE was refused", exit_status=EXIT_CANNOT)
@@ -249,6 +257,7 @@ async def main_async(ready: int, idle: float) -> None:
     try:
         clear_left(places)
         stand = await asyncio.to_thread(StandProcess.start, places)  # likewise
+        await asyncio.to_thread(clear_sockets, places)
         ledger = Ledger.open(places.ledger)
         authority = Authority.load_or_create(places.ca)
         await asyncio.to_thread(_check_sealed, places)

@@ -98,6 +98,7 @@ class Session:
         self.work, self.theirs_work = _channel()
         self.pid = 0  # of the jail's pid 1, on the host
         self.pidfd = -1
+        self.workload = 0  # likewise
         self.ready = False
         self.guards = needed(per_run=True, switches=frozenset(self.switches()))
         self.probing: Context = {}  # what attempts of this jail are told beyond the stand's context
@@ -154,8 +155,9 @@ class Session:
             self.theirs_work.close()
 
     def _plan(self) -> dict[str, Any]:
-        context = inside(self.parts.stand.context, self.spec, proof.writable(self.spec)) | self.probing
-        return build_plan(self.spec) | {"probes": {"guards": [g.id for g in self.guards], "context": context}}
+        context = inside(self.parts.stand.context, self.spec, self.run.role_rule.limits, proof.writable(self.spec))
+        probes = {"guards": [g.id for g in self.guards], "context": context | self.probing}
+        return build_plan(self.spec) | {"probes": probes}
 
     async def expect(self, channel: Peer, event: str) -> fdpass.Received:
         """The next message of a channel, which must be `event`. Raises Refusal with what the jail says went wrong."""
@@ -182,6 +184,7 @@ class Session:
         self.pid = first.pid
         self.pidfd = os.pidfd_open(first.pid)
         armed = await self.expect(self.work, "armed")
+        self.workload = armed.pid
         mounts = MountWatch.of(first.pid)
         facts = await asyncio.to_thread(self.parts.keeper.facts, self.berth.id)
         pids = (first.pid, armed.pid)  # all that there is of the jail before "go"
@@ -219,7 +222,7 @@ class Session:
         """Have the workload try what each guard forbids, and judge that beside the controls."""
         await self.work.send({"op": "probe"})
         tried = await self.expect(self.work, "probed")
-        control = await asyncio.to_thread(self.parts.stand.controls, self.guards, limits_of(self.spec))
+        control = await asyncio.to_thread(self.parts.stand.controls, self.guards, limits_of(self.run.role_rule.limits))
         self.tried = self.berth.off_route()
         return judge(self.guards, shown.groups, words(tried.body.get("words")), control)
 

@@ -22,6 +22,7 @@ from jail.guards import Guard, Where
 from jail.plan import MIB, JailSpec
 from jail.probes import Context
 from jail.probes import stand as script
+from rules.policy import Limits
 
 TIMEOUT = 60.0  # seconds for an answer; all controls together take about four
 SMALL = "/run"  # the smallest tmpfs of a jail, and its size
@@ -42,6 +43,7 @@ class StandProcess:
     def start(cls, places: Places, *, canary: str = "", full: bool = False, policy: Path | None = None) -> Self:
         """Start one with its stand-ins below the daemon's own directory. Raises CredgateError."""
         canary = canary or secrets.token_hex(16)
+        directory = private_dir(places.run) / f"{PREFIX}{secrets.token_hex(2)}"
         ours, theirs = fdpass.pair()
         with theirs:
             process = subprocess.Popen(
@@ -55,14 +57,14 @@ class StandProcess:
             )
         ours.settimeout(TIMEOUT)
         own = {
-            "policy": str(policy or ""),
+            "policy": str(policy or directory / "host/secret"),
             "ledger": str(places.ledger),
             "ca": str(places.ca),
             "socket": str(places.control),
         }
         request: fdpass.Json = {
             "op": "open",
-            "dir": str(private_dir(places.run) / f"{PREFIX}{secrets.token_hex(2)}"),
+            "dir": str(directory),
             "canary": canary,
             "full": full,
             "own": own,
@@ -119,17 +121,17 @@ def clear_left(places: Places) -> None:
             shutil.rmtree(path)
 
 
-def limits_of(spec: JailSpec) -> dict[str, int]:
+def limits_of(limits: Limits) -> dict[str, int]:
     """The limits as attempts need them."""
     return {
-        "memory": spec.memory,
-        "processes": spec.processes,
-        "open_files": spec.open_files,
-        "file_size": spec.file_size,
+        "memory": limits.memory,
+        "processes": limits.processes,
+        "open_files": limits.open_files,
+        "file_size": limits.file_size,
     }
 
 
-def inside(context: Context, spec: JailSpec, writable: frozenset[str]) -> Context:
+def inside(context: Context, spec: JailSpec, limits: Limits, writable: frozenset[str]) -> Context:
     """The same stand-ins as the jail has to look for them: by their names on the host, from its own places."""
     return context | {
         "init": 1,
@@ -137,7 +139,7 @@ def inside(context: Context, spec: JailSpec, writable: frozenset[str]) -> Contex
         "scratch": "/tmp",  # noqa: S108 - inside the jail
         "small": SMALL,
         "writable": sorted(writable),
-        "limits": limits_of(spec),
+        "limits": limits_of(limits),
     }
 
 

@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
         return print_error(CredgateError("no_command", "no command given", "credgate run -- CMD", CANNOT))
     try:
         if os.geteuid() == 0:
-            _become_user(options.user, argv)
+            become_user(options.user, argv, "run")
         elif options.user:
             raise CredgateError("not_root", "--user is for root alone", "leave it out", CANNOT)
         return Launch(options, command).run()
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
         return error.exit_status if isinstance(error, CredgateError) and error.exit_status >= CANNOT else CANNOT
 
 
-def _become_user(name: str, argv: list[str]) -> None:
+def become_user(name: str, argv: list[str], command: str) -> None:
     """Root starts nothing itself: drop to the named user (or SUDO_UID) with no groups left, and begin anew."""
     entry = _ordinary(name)
     _enter_delegated(entry.pw_uid)
@@ -81,7 +81,7 @@ def _become_user(name: str, argv: list[str]) -> None:
     os.setresuid(entry.pw_uid, entry.pw_uid, entry.pw_uid)
     keep = {key: value for key, value in os.environ.items() if not key.startswith(("SUDO_", "XDG_", "DBUS_"))}
     env = {**keep, "HOME": entry.pw_dir, "USER": entry.pw_name, "LOGNAME": entry.pw_name}
-    again = [sys.executable, "-I", "-m", "credgate", "run", *_without_user(argv)]
+    again = [sys.executable, "-I", "-m", "credgate", command, *_without_user(argv)]
     try:
         os.execve(sys.executable, again, env)
     except OSError as error:
@@ -139,7 +139,7 @@ def _without_user(argv: list[str]) -> list[str]:
 
 
 def _takes_value(before: list[str]) -> bool:
-    return bool(before) and before[0] in ("--policy", "--role", "--workdir", "--env", "--user", "--status-fd")
+    return bool(before) and before[0] in ("--policy", "--role", "--workdir", "--env", "--user", "--status-fd", "--record")
 
 
 class Launch:

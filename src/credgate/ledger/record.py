@@ -83,7 +83,7 @@ FIELDS: Mapping[str, Kind] = {
     "cred_fp": Text(),
     "detail": Text(cap=1024),  # one sentence for people
     "filter_kills": Number(),  # of off_route: processes that SIGSYS ended and pid 1 reaped
-    "guards": Texts(count=64, cap=56),  # of proof: "GUARD=STATE"
+    "guards": Texts(count=128, cap=56),  # of proof: "GUARD=STATE"
     "host": Text(cap=320),
     "http_version": Text(cap=32),
     "ids": Pairs(count=8, cap=160),  # the target's own request ids, by header name

@@ -1,0 +1,202 @@
+"""`credgate prove` in the daemon: two jails of a role, every guard tried in one with the other as its neighbour, every
+control run anew. Nothing is executed in either.
+"""
+
+import asyncio
+import contextlib
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from credgate.errors import CredgateError
+from credgate.opening import open_session
+from credgate.peer import Peer
+from credgate.policyfile import Effective, Origin, find_for_run
+from credgate.prepare import Asked, PrepareError
+from credgate.proof import Shown
+from credgate.session import Ending, Parts, Session
+from credgate.stand import StandProcess, limits_of, survivors, words
+from jail.errors import JailError
+from jail.guards import Guard, needed
+from jail.plan import Tree
+from jail.probes import DONE
+from jail.verdict import Row, State, judge
+from resolver.errors import ResolverError
+from rules.load import load_policy
+
+# What is asked of a role without a policy: nothing reachable, nothing writable, small limits.
+STRICTEST = b"""version = 1
+[role.strictest]
+limits = { memory = "256MiB", processes = 64, open_files = 256, file_size = "128MiB", cpu = "1m" }
+"""
+HARMLESS = ("/usr/bin/true", "/bin/true")  # what a plan has to name; it is never executed
+ENDED = "ESRCH"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What `credgate prove` asked for. `canary`: what its launcher carries in environment, keyring and descriptors."""
+
+    policy: str
+    role: str
+    cwd: str
+    env: Mapping[str, str]
+    canary: str
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> "Wanted":
+        """Build from the JSON of the control socket; raises PrepareError for another shape."""
+        try:
+            texts = {name: str(body[name]) for name in ("policy", "role", "cwd", "canary")}
+            env = {str(key): str(value) for key, value in body["env"].items()}
+            if len(bytes.fromhex(texts["canary"])) != 16:
+                raise ValueError("canary")
+        except (KeyError, ValueError, AttributeError) as error:
+            raise PrepareError("bad_request", f"prove.open: {type(error).__name__}: {error}") from None
+        return cls(env=env, **texts)
+
+
+class _Lent(Peer):
+    """The one connection of `credgate prove`, for each of its two sessions: it is closed by neither."""
+
+    def close(self) -> None:
+        """Nothing: its owner closes it."""
+
+
+@contextlib.contextmanager
+def _trees() -> Iterator[Path]:
+    """A directory with a work tree and a tree to be bound read-only: not ours, as any project's."""
+    place = Path(os.path.realpath(tempfile.mkdtemp(prefix="credgate-prove-")))
+    try:
+        for name in ("tree", "readonly"):
+            (place / name).mkdir(mode=0o700)
+        (place / "readonly/file").touch()
+        yield place
+    finally:
+        shutil.rmtree(place)
+
+
+def _chosen(wanted: Wanted, asked: Asked, parts: Parts) -> Effective:
+    """The policy as it counts for the role, or the built-in strictest one. Raises CredgateError."""
+    if wanted.policy or wanted.role:
+        return find_for_run(asked, parts.places)
+    policy = load_policy(STRICTEST, packs={}, base_dir="/")
+    return Effective(policy=policy, role="strictest", path=Path("(built in)"), origin=Origin.FLAG)
+
+
+def _asked(wanted: Wanted, peer: Peer, place: Path) -> Asked:
+    command = next((path for path in HARMLESS if Path(path).exists()), "")
+    if not command:
+        raise PrepareError("no_command", f"found none of {', '.join(HARMLESS)}", "install the host's basic commands")
+    return Asked(
+        argv=(command,),
+        cwd=wanted.cwd,
+        env=wanted.env,
+        policy=wanted.policy,
+        role=wanted.role,
+        workdir=str(place / "tree"),
+        read_only=False,
+        env_names=(),
+        groups=peer.groups(),
+    )
+
+
+async def prove(parts: Parts, peer: Peer, wanted: Wanted) -> None:
+    """Build, try, judge, record, and tell the launcher. Raises CredgateError, JailError, ResolverError."""
+    with _trees() as place:
+        asked = _asked(wanted, peer, place)
+        chosen = await asyncio.to_thread(_chosen, wanted, asked, parts)
+        policy = chosen.path if chosen.path.is_absolute() else None
+        stand = await asyncio.to_thread(
+            lambda: StandProcess.start(parts.places, canary=wanted.canary, full=True, policy=policy)
+        )
+        try:
+            proving = _Proving(replace(parts, stand=stand), _Lent(peer.sock), asked, chosen, place)
+            shown, rows = await proving.run()
+        finally:
+            await asyncio.to_thread(stand.stop)
+    failed = any(row.state is State.NOT_SHOWN for row in rows)
+    seq = parts.ledger.append(
+        "proof",
+        proof=shown.id,
+        role=chosen.role,
+        guards=[f"{row.guard}={row.state}" for row in rows],
+        verdict=str(State.NOT_SHOWN if failed else State.SHOWN),
+        detail="credgate prove",
+    )
+    await parts.ledger.durable(seq)
+    told = [{key: value for key, value in asdict(row).items() if key != "tried_why"} for row in rows]
+    await peer.send({"ev": "proved", "proof": shown.id, "role": chosen.role, "guards": told, "host": host()})
+
+
+def host() -> str:
+    """The kernel that this is shown of."""
+    return f"{platform.system()} {platform.release()} {platform.machine()}"
+
+
+class _Proving:
+    """The two jails of one proof."""
+
+    def __init__(self, parts: Parts, peer: Peer, asked: Asked, chosen: Effective, place: Path) -> None:
+        self.parts, self.peer, self.asked, self.chosen, self.place = parts, peer, asked, chosen, place
+        self.role = chosen.policy.roles[chosen.role]
+
+    async def run(self) -> tuple[Shown, tuple[Row, ...]]:
+        """The read-back of the tried jail, and a row for each guard."""
+        guards = needed(per_run=False, switches=frozenset(self.role.switches()))
+        limits = limits_of(self.role.limits)
+        failed: list[BaseException] = []
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                controls = tasks.create_task(asyncio.to_thread(self.parts.stand.controls, guards, limits))
+                shown, inside = await self._two_jails(guards)
+        except* (CredgateError, JailError, ResolverError) as group:
+            failed.extend(group.exceptions)
+        if failed:
+            raise failed[0]
+        return shown, judge(guards, shown.groups, inside, controls.result())
+
+    async def _two_jails(self, guards: tuple[Guard, ...]) -> tuple[Shown, dict[str, str]]:
+        async with self._jail() as neighbour:
+            _, pid = await self._start(neighbour)
+            await neighbour.work.send({"op": "put_up"})
+            await neighbour.expect(neighbour.work, "standing")
+            async with self._jail() as session:
+                session.guards = guards
+                session.probing["neighbour"] = self.parts.stand.context["neighbour"] | {"pid": pid}
+                shown, inside = await self._try(session)
+                namespace = os.stat(f"/proc/{session.pid}/ns/pid").st_ino  # noqa: PTH116
+            if inside.get("kill_tree") == DONE and not survivors(namespace):
+                inside["kill_tree"] = ENDED
+        return shown, inside
+
+    @contextlib.asynccontextmanager
+    async def _jail(self) -> AsyncIterator[Session]:
+        session = await open_session(self.parts, self.peer, self.asked, self.chosen, [])
+        tree = str(self.place / "readonly")
+        session.spec = replace(session.spec, trees=(*session.spec.trees, Tree(path=tree)))
+        anywhere = {"bind": "0.0.0.0"}  # noqa: S104 - inside the jail, whose one address is not reachable
+        session.probing = {"readonly": tree, "neighbour": self.parts.stand.context["neighbour"] | anywhere}
+        try:
+            yield session
+        finally:
+            await session.close(Ending(status=0, reason="exited"))
+
+    async def _start(self, session: Session) -> tuple[Shown, int]:
+        """Read back, as before every exec; the workload's pid on the host."""
+        await session.serve()
+        await session.hand_over()
+        shown, mounts = await session.read_back()
+        mounts.close()
+        return shown, session.workload
+
+    async def _try(self, session: Session) -> tuple[Shown, dict[str, str]]:
+        shown, _ = await self._start(session)
+        await session.work.send({"op": "probe"})
+        tried = await session.expect(session.work, "probed")
+        return shown, words(tried.body.get("words"))
