@@ -7,7 +7,7 @@ import os
 import platform
 import pwd
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from credgate.paths import Places
 from credgate.policyfile import Effective
 from credgate.trust import INSIDE_BUNDLE, Trust
 from jail import landlock, seccomp
-from jail.plan import ETC_ALLOWED, JailSpec, SystemEntry, Tree, private_trees, under
+from jail.plan import CLIENT_AT, ETC_ALLOWED, JailSpec, SystemEntry, Tree, private_trees, under
 from rules.envnames import credential_value
 from rules.policy import Policy, Role, Workdir
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 CHECK_NAME = "credgate-check.invalid"  # RFC 6761: never resolves anywhere; asked by the look from inside
 REFUSED = 125
+CLIENT = Path(seccomp.__file__).parent / "inside" / "credgate-child"
 NESTED = 64  # user namespaces of a jail with allow_userns: a browser makes a handful
 LISTENING = 0x10000  # __SO_ACCEPTCON, in the flags column of /proc/net/unix
 
@@ -267,6 +268,15 @@ def jail_spec(
         seccomp=filter_of(role).bpf.hex(),
         check={"denied_name": CHECK_NAME, "bundle": INSIDE_BUNDLE, "bundle_sha256": trust.bundle_sha256},
     )
+
+
+def children_offered(spec: JailSpec, socket: str) -> JailSpec:
+    """The spec with the socket for child runs and the program that asks, on PATH; unchanged for "" (no children)."""
+    if not socket:
+        return spec
+    folder = str(Path(CLIENT_AT).parent)
+    env = tuple((name, f"{value}:{folder}" if name == "PATH" else value) for name, value in spec.env)
+    return replace(spec, children=socket, client=CLIENT.read_text(encoding="ascii"), env=env)
 
 
 def filter_of(role: Role) -> seccomp.Compiled:

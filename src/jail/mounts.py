@@ -241,7 +241,8 @@ def _link(root: int, op: Operation, _source: int) -> None:
 def _file(root: int, op: Operation, _source: int) -> None:
     parent, _, name = op["at"].rpartition("/")
     folder = _make_directory(root, parent)
-    made = os.open(os.fsencode(name), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o444, dir_fd=folder)
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+    made = os.open(os.fsencode(name), flags, op.get("mode", 0o444), dir_fd=folder)
     os.write(made, op["text"].encode())
     os.close(made)
     os.close(folder)

@@ -67,6 +67,8 @@ PROC_MASKED = (
 PROC_MASKED_MORE = ("kpageflags", "kpagecgroup", "vmallocinfo", "mtrr")
 PROC_READ_ONLY = ("sys", "bus", "fs", "irq", "acpi", "scsi", "driver", "asound", "tty")
 
+CHILDREN_AT = "/run/credgate/children"
+CLIENT_AT = "/run/credgate/credgate-child"
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 
@@ -106,6 +108,8 @@ class JailSpec:
     trees: tuple[Tree, ...] = ()  # install trees, tools, read: read-only
     links: tuple[tuple[str, str], ...] = ()  # (path inside, target)
     trust: tuple[tuple[str, str], ...] = ()  # (host path, path inside): bundles and trust stores, read-only
+    children: str = ""  # host path of the socket that child runs are asked for at, "" where the role has none
+    client: str = ""  # text of the program that asks
     gateway: str = "10.213.0.1"
     jail_ip: str = "10.213.0.2"
     proxy_port: int = 3128
@@ -170,7 +174,16 @@ def mounts(spec: JailSpec) -> list[dict[str, Any]]:
     binds = [{"op": "bind", "from": t.path, "at": t.path, "write": t.write} for t in _outermost(spec)]
     binds.append({"op": "bind", "from": spec.workdir, "at": spec.workdir, "write": spec.workdir_write})
     ordered = sorted(layers + binds, key=lambda op: len(PurePosixPath(op["at"]).parts))
-    return [*_as_on_host(spec.system), *_etc(spec), *_dev(), *_proc(), *ordered, *_links(spec), *_trust(spec)]
+    return [
+        *_as_on_host(spec.system),
+        *_etc(spec),
+        *_dev(),
+        *_proc(),
+        *ordered,
+        *_links(spec),
+        *_trust(spec),
+        *_children(spec),
+    ]
 
 
 def _tmpfs(at: str, mebibytes: int, mode: int) -> dict[str, Any]:
@@ -245,3 +258,13 @@ def _links(spec: JailSpec) -> list[dict[str, Any]]:
 
 def _trust(spec: JailSpec) -> list[dict[str, Any]]:
     return [{"op": "bind", "from": host, "at": inside, "write": False} for host, inside in spec.trust]
+
+
+def _children(spec: JailSpec) -> list[dict[str, Any]]:
+    """A connect(2) needs write permission on the socket's inode, which a read-only mount does not take away."""
+    if not spec.children:
+        return []
+    return [
+        {"op": "bind", "from": spec.children, "at": CHILDREN_AT, "write": False},
+        {"op": "file", "at": CLIENT_AT, "text": spec.client, "mode": 0o555},
+    ]

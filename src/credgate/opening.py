@@ -1,0 +1,151 @@
+"""From what was asked to a session: claim a berth, compute the jail, record the start."""
+
+import asyncio
+import os
+import secrets
+import socket
+from dataclasses import replace
+
+from credgate.limits import RunLimits, base_for, held_by, sums
+from credgate.paths import Places
+from credgate.peer import Peer
+from credgate.policyfile import Effective
+from credgate.prepare import Asked, Network, children_offered, filter_of, jail_spec, program_digest
+from credgate.roleneeds import decoy_environment, decoys_of, extra_ports
+from credgate.runs import Run
+from credgate.session import Parts, Refusal, Session
+from jail.keeper_client import Berth
+from jail.plan import JailSpec, under
+
+BACKLOG = 16
+SUFFIX = ".children"
+
+
+def clear_of(mine: JailSpec, role: str, others: list[Session]) -> None:
+    """Two live runs of different roles don't share a writable tree: one could lend the other its connection."""
+    for other in others:
+        theirs = other.spec
+        shared = under(mine.workdir, theirs.workdir) or under(theirs.workdir, mine.workdir)
+        if shared and (mine.workdir_write or theirs.workdir_write) and other.run.role != role:
+            raise Refusal(
+                "tree_shared",
+                f"{mine.workdir}: run {other.run.id} of role {other.run.role} shares it, and one of them may write",
+                "wait for its end, or use another work tree",
+            )
+
+
+def visible(mine: JailSpec, parent: JailSpec) -> None:
+    """A child's command, and what it is bound with, must be seen in its parent's jail; else it is "not found".
+
+    One answer for all: a jail must not learn from another which files of the host exist.
+    """
+    shown = [*(e.path for e in parent.system), *(t.path for t in parent.trees), parent.workdir]
+    links = {path for path, _ in parent.links}
+    wanted = [*(t.path for t in mine.trees), *(path for path, _ in mine.links if path not in links)]
+    if mine.exe not in links:
+        wanted.append(mine.exe)
+    for path in wanted:
+        if not any(under(path, tree) for tree in shown):
+            raise Refusal("not_found", f"{path}: not in the parent's jail", "", 127)
+
+
+def listen_for_children(places: Places, run: str) -> tuple[socket.socket, str]:
+    """A listening socket below our own run directory, and its real path. Raises OSError."""
+    folder = os.path.realpath(places.run)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    where = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:  # by the descriptor: sun_path has 108 bytes, the directory may need all of them
+        listener.bind(f"/proc/self/fd/{where}/{run}{SUFFIX}")
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        os.close(where)
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    return listener, f"{folder}/{run}{SUFFIX}"
+
+
+def clear_left(places: Places) -> None:
+    """Remove the sockets that a daemon left which was killed. The caller holds the daemon's lock."""
+    for path in places.run.glob(f"*{SUFFIX}"):
+        path.unlink()
+
+
+async def open_session(
+    parts: Parts, peer: Peer, asked: Asked, chosen: Effective, live: list[Session], *, parent: Session | None = None
+) -> Session:
+    """Claim a berth, compute the jail, record run.start. `parent`: the run whose child this is.
+
+    Raises CredgateError or JailError; nothing is left then.
+    """
+    policy, role = chosen.policy, chosen.policy.roles[chosen.role]
+    run_id = f"r{secrets.token_hex(6)}"
+    listener: socket.socket | None = None
+    path = ""
+    berth = await asyncio.to_thread(parts.keeper.claim, extra_ports(policy, role.name))
+    try:
+        if role.children:
+            listener, path = listen_for_children(parts.places, run_id)
+        session = await _session(parts, peer, asked, chosen, (run_id, berth, path), live, parent)
+    except BaseException:
+        berth.close()
+        if listener is not None:
+            listener.close()
+            os.unlink(path)  # noqa: PTH108 - surrogates
+        await asyncio.to_thread(parts.keeper.release, berth.id)
+        raise
+    session.listener = listener
+    return session
+
+
+async def _session(
+    parts: Parts,
+    peer: Peer,
+    asked: Asked,
+    chosen: Effective,
+    made: tuple[str, Berth, str],
+    live: list[Session],
+    parent: Session | None,
+) -> Session:
+    run_id, berth, path = made
+    policy, role = chosen.policy, chosen.policy.roles[chosen.role]
+    caller = peer if parent is None else parent.caller
+    network = Network(gateway=berth.gateway, jail=berth.jail, proxy_port=berth.proxy_port)
+    decoys = decoys_of(policy, role.name)
+    named = decoy_environment(policy, decoys)
+    spec = jail_spec(run_id, asked, chosen, parts.person, parts.places, parts.trust, named, network)
+    base = await asyncio.to_thread(base_for, caller.pid())
+    spec = children_offered(replace(spec, sums=sums(base)), path)
+    if parent is not None:
+        visible(spec, parent.spec)
+    ancestors = () if parent is None else parent.lineage()  # what a child lends them they have already
+    clear_of(spec, role.name, [other for other in live if other.run.id not in ancestors])
+    run = Run(
+        id=run_id,
+        policy=policy,
+        role=role.name,
+        gateway_ip=berth.gateway,
+        proxy_port=berth.proxy_port,
+        caller_env=asked.env,
+        decoys=decoys,
+        parent="" if parent is None else parent.run.id,
+    )
+    seq = parts.ledger.append(
+        "run.start",
+        run=run_id,
+        parent=run.parent,
+        role=role.name,
+        program=spec.exe,
+        program_sha256=await asyncio.to_thread(program_digest, spec.exe),
+        policy_sha256=policy.sha256,
+        seccomp_sha256=filter_of(role).sha256,
+        limits=list(held_by(base)),
+        switches=list(role.switches()) or None,
+    )
+    await parts.ledger.durable(seq)
+    session = Session(parts, peer, run, berth, spec, RunLimits(base, spec))
+    session.chosen, session.caller, session.above = chosen, caller, parent
+    if parent is not None:
+        parent.run.children.append(run)
+    return session
