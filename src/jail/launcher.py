@@ -13,6 +13,7 @@ from jail.errors import JailError, Unsupported
 from jail.syscalls import prctl, syscall
 
 PR_SET_PDEATHSIG = 1
+PID1 = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pid1.py")  # noqa: PTH100, PTH118, PTH120
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
@@ -114,9 +115,8 @@ def _become_pid1(handles: Handles, peer: socket.socket, ttys: list[int]) -> None
     descriptors = [handles.plan, handles.channel, handles.workload, peer.fileno()]
     for descriptor in descriptors:
         os.set_inheritable(descriptor, True)
-    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pid1.py")  # noqa: PTH100, PTH118, PTH120
     which = "".join(str(number) for number in ttys) or "-"
-    arguments = [sys.executable, "-I", "-S", script, *(str(number) for number in descriptors), which]
+    arguments = [sys.executable, "-I", "-S", PID1, *(str(number) for number in descriptors), which]
     os.execve(sys.executable, arguments, {"LC_ALL": "C.UTF-8"})  # a clean environment: pid 1 needs none
 
 

@@ -306,7 +306,7 @@ class Launch:
         self._write_status({"event": "ready", **{key: body[key] for key in keys}})
         if not self.options.quiet:
             line = (
-                f"credgate: role {body['role']}, {body['guards']} guards read back, {body['endpoints']} endpoints, "
+                f"credgate: role {body['role']}, {body['guards']} guards shown, {body['endpoints']} endpoints, "
                 f"limits by {body['limits']}, {body['opened']}"
                 f"run {body['run']}, ledger {body['ledger']}"
             )

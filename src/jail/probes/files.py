@@ -209,8 +209,16 @@ def own_socket(context: Context) -> str:
 
 
 def proc_sys(_context: Context) -> str:
-    """Open a kernel setting for writing that an owner of the network namespace may change."""
-    return _opened("/proc/sys/net/ipv4/ip_forward", os.O_WRONLY)
+    """Open a kernel setting for writing that an owner of the network namespace may change.
+
+    Without a capability the file's mode refuses that before the mount would; so the mount is looked at as well.
+    """
+    try:
+        return _opened("/proc/sys/net/ipv4/ip_forward", os.O_WRONLY)
+    except PermissionError:
+        if os.statvfs("/proc/sys/net/ipv4").f_flag & os.ST_RDONLY:
+            raise refuse(errno.EROFS) from None
+        return DONE
 
 
 def proc_masks(_context: Context) -> str:

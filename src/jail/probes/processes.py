@@ -13,6 +13,7 @@ from jail.syscalls import call, syscall
 
 PTRACE_SEIZE, PTRACE_DETACH = 0x4206, 17
 OWN_DESCRIPTORS = (0, 1, 2)
+OWN_VARIABLES = ("LC_ALL",)  # the launcher's environment for pid 1
 
 
 def _read(path: str) -> bytes:
@@ -136,11 +137,10 @@ def descriptors(context: Context) -> str:
 
 
 def environment(context: Context) -> str:
-    """Find the canary in this process's environment, or in the one that the command will get."""
-    told = " ".join(value for _, value in context.get("_env", ()))
-    own = _read("/proc/self/environ") if "_env" not in context else b""
-    kept = " ".join(os.environ.values())
-    if context["canary"] in told + kept or context["canary"].encode() in own:
+    """Find a variable that pid 1 was not given, or the canary in the environment that the command will get."""
+    if any(name not in OWN_VARIABLES for name in os.environ):
+        return DONE
+    if any(context["canary"] in value for _, value in context.get("_env", ())):
         return DONE
     raise refuse(errno.ENOENT)
 
