@@ -13,6 +13,7 @@ from jail.plan import JailSpec
 log = logging.getLogger(__name__)
 
 SAMPLE = 0.25  # seconds between two looks at the counters
+UNCOUNTED = 0.25  # CPU seconds that the command's process may have used before it was moved in
 ITSELF = ("exited", "signaled", "killed")  # ends that nobody else gave a reason for
 
 
@@ -115,6 +116,6 @@ def judged(counters: Counters, cpu: int, status: int, reason: str) -> str:
         return reason
     if counters.oom_kills:
         return "oom"
-    if counters.cpu is not None and counters.cpu >= cpu:
+    if counters.cpu is not None and counters.cpu >= cpu - UNCOUNTED:
         return "timeout"
     return "processes" if counters.refused_forks else reason
