@@ -1,0 +1,199 @@
+"""pid 1 in a pid namespace of the test's own: what it reports, and that it ends everything."""
+
+import os
+import resource
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from jail import fdpass, pid1
+from tests.jail import own
+from tests.jail.forked import USERS, Outcome, attempt
+
+pytestmark = pytest.mark.needs("userns")
+
+LIMITS: dict[str, Any] = {
+    "memory": 1 << 30,
+    "processes": 100,
+    "open_files": 64,
+    "cpu": 60,
+    "file_size": 1 << 20,
+    "deadline": None,
+    "sums": [],
+}
+
+
+def supervised(
+    work: Callable[[], object], act: Callable[[socket.socket, socket.socket], object], deadline: int | None = None
+) -> Outcome:
+    """The last message of a pid 1 whose workload does `work`, while `act` has the daemon's and the launcher's ends."""
+
+    def action() -> object:
+        own.user_namespace()
+        os.unshare(os.CLONE_NEWPID)
+        daemon, daemons = fdpass.pair()
+        launcher, launchers = fdpass.pair()
+        init = os.fork()
+        if init == 0:
+            daemon.close()
+            launcher.close()
+            _init(daemons, launchers, work, deadline)
+        daemons.close()
+        launchers.close()
+        held = act(daemon, launcher)
+        began = time.monotonic()
+        os.waitpid(init, 0)
+        told = [body for sock in (daemon, launcher) if sock.fileno() >= 0 for body in _all(sock)]
+        exits = [body for body in told if body.get("ev") == "exit"]
+        return {"exits": exits, "held": held, "took": time.monotonic() - began, "all": told}
+
+    return attempt(action, uid=USERS[-1])
+
+
+def _init(daemon: socket.socket, launcher: socket.socket, work: Callable[[], object], deadline: int | None) -> None:
+    try:
+        child = os.fork()
+        if child == 0:
+            os.setpgid(0, 0)
+            work()
+            os._exit(0)
+        os.setpgid(child, child)
+        plan = {"limits": {**LIMITS, "deadline": deadline}, "mounts": []}
+        pid1.Supervisor(plan, daemon, launcher, child).run()
+    finally:
+        os._exit(0)
+
+
+def _all(sock: socket.socket) -> list[dict[str, object]]:
+    found = []
+    sock.settimeout(5)
+    while True:
+        try:
+            message = fdpass.recv(sock)
+        except ConnectionResetError:
+            return found
+        if message is None:
+            return found
+        found.append(message.body)
+
+
+def ended(outcome: Outcome) -> tuple[object, object]:
+    """Status and reason, told to each that listens alike."""
+    assert isinstance(outcome.value, dict), outcome
+    exits = outcome.value["exits"]
+    assert exits
+    assert all(body == exits[0] for body in exits)
+    return exits[0]["status"], exits[0]["reason"]
+
+
+def nothing(_daemon: socket.socket, _launcher: socket.socket) -> None:
+    pass
+
+
+def stubborn() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        time.sleep(1)
+
+
+def patient() -> None:
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("work", "status", "reason"),
+    [
+        (lambda: os._exit(0), 0, "exited"),
+        (lambda: os._exit(7), 7, "exited"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), 137, "signaled"),
+        (lambda: os.kill(os.getpid(), signal.SIGUSR1), 138, "signaled"),
+    ],
+)
+def test_the_commands_own_end(work: Callable[[], object], status: int, reason: str) -> None:
+    assert ended(supervised(work, nothing)) == (status, reason)
+
+
+def test_what_it_left_behind_ends_too() -> None:
+    def leave() -> None:
+        for _ in range(5):
+            if os.fork() == 0:
+                os.setsid()
+                stubborn()
+        time.sleep(0.2)
+
+    outcome = supervised(leave, nothing)
+    assert ended(outcome) == (0, "exited")
+
+
+def test_the_daemons_end_is_the_gateways() -> None:
+    outcome = supervised(stubborn, lambda daemon, _: daemon.close())
+    assert ended(outcome) == (137, "gateway")
+
+
+def test_the_launchers_end_kills() -> None:
+    assert ended(supervised(stubborn, lambda _, launcher: launcher.close())) == (137, "killed")
+
+
+def test_an_order_to_end_gives_a_reason_and_a_grace() -> None:
+    def order(daemon: socket.socket, _: socket.socket) -> None:
+        time.sleep(0.3)
+        fdpass.send(daemon, {"op": "end", "reason": "alarm"})
+
+    assert ended(supervised(patient, order)) == (143, "alarm")
+
+
+def test_the_first_reason_stands() -> None:
+    def order(daemon: socket.socket, launcher: socket.socket) -> None:
+        time.sleep(0.3)
+        fdpass.send(daemon, {"op": "end", "reason": "revoked"})
+        time.sleep(0.3)
+        launcher.close()
+
+    assert ended(supervised(stubborn, order)) == (137, "revoked")
+
+
+def test_an_unknown_order_ends_everything() -> None:
+    outcome = supervised(stubborn, lambda daemon, _: fdpass.send(daemon, {"op": "dance"}))
+    assert ended(outcome) == (137, "killed")
+    assert isinstance(outcome.value, dict)
+    assert any(body.get("ev") == "failed" for body in outcome.value["all"])
+
+
+@pytest.mark.parametrize("junk", [b"junk", b"[1]", b"{"])
+def test_what_is_no_message_ends_everything(junk: bytes) -> None:
+    assert ended(supervised(stubborn, lambda _, launcher: launcher.send(junk))) == (137, "killed")
+
+
+def test_the_deadline() -> None:
+    assert ended(supervised(patient, nothing, deadline=1)) == (143, "timeout")
+
+
+def test_stop_and_continue_are_told() -> None:
+    def act(_daemon: socket.socket, launcher: socket.socket) -> list[object]:
+        time.sleep(0.3)
+        fdpass.send(launcher, {"op": "signal", "number": int(signal.SIGSTOP)})
+        launcher.settimeout(5)
+        said = [fdpass.recv(launcher).body["ev"]]  # type: ignore[union-attr]
+        fdpass.send(launcher, {"op": "continue"})
+        said.append(fdpass.recv(launcher).body["ev"])  # type: ignore[union-attr]
+        fdpass.send(launcher, {"op": "signal", "number": int(signal.SIGTERM)})
+        return said
+
+    outcome = supervised(patient, act)
+    assert isinstance(outcome.value, dict)
+    assert outcome.value["held"] == ["stopped", "continued"]
+    assert ended(outcome) == (143, "signaled")
+
+
+def test_limits_are_brought_and_never_raised() -> None:
+    def action() -> object:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+        pid1.bring_limits(LIMITS)
+        kinds = (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_DATA)
+        return [resource.getrlimit(kind) for kind in kinds]
+
+    assert attempt(action).value == [[0, 0], [32, 32], [1 << 20, 1 << 20], [1 << 30, 1 << 30]]
