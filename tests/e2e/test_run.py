@@ -93,6 +93,22 @@ def test_status_of_a_script_whose_interpreter_is_missing(site: Site) -> None:
     assert "/no/such/interpreter" in one_error(done.stderr)[0]
 
 
+def test_a_command_that_is_a_link_in_the_work_tree(site: Site) -> None:
+    link = site.work / "who"
+    link.symlink_to("/usr/bin/id")
+    try:
+        done = site.run("./who", "-u")
+    finally:
+        link.unlink()
+    assert (done.returncode, done.stdout) == (0, f"{site.uid}\n"), done.stderr
+
+
+@pytest.mark.skipif(not Path("/etc/alternatives/awk").is_symlink(), reason="no awk among the alternatives here")
+def test_a_command_that_the_host_chose_among_alternatives(site: Site) -> None:
+    done = site.run("awk", "BEGIN { print 7 }")
+    assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
+
+
 # --status-fd
 
 
