@@ -23,4 +23,4 @@ def decoy_environment(policy: Policy, decoys: Mapping[str, str]) -> dict[str, st
 
 def extra_ports(policy: Policy, role: str) -> list[int]:
     """Ports that the gateway must listen on beyond those of every berth, for clients that ignore the proxy."""
-    return sorted({e.port for e in policy.endpoints_of(role)} - ALWAYS_OPEN)
+    return sorted({e.entry for e in policy.endpoints_of(role)} - ALWAYS_OPEN)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from rules.covers import covers_address, covers_host, covers_rule, overlaps, strictness
 from rules.intersect import least, least_budget, smaller, sternest
-from rules.policy import AllowRule, Binding, DenyRule, Endpoint, Mode, Policy, Role, Unlisted, Workdir
+from rules.policy import AllowRule, Binding, CorporateProxy, DenyRule, Endpoint, Mode, Policy, Role, Unlisted, Workdir
 from rules.problems import PolicyError, Problem
 from rules.tables import Report, join, show
 
@@ -53,6 +53,8 @@ def _check_role(report: Report, policy: Policy, role: Role, ceiling: Policy, abo
     where = join("role", role.name)
     for endpoint in policy.endpoints_of(role.name):
         _check_endpoint(report, endpoint, ceiling, above)
+        if endpoint.proxy is not None and endpoint.proxy.secret:
+            _check_proxy(report, policy, endpoint.proxy, ceiling)
     for name in role.bindings:
         _check_binding(report, policy, policy.bindings[name], ceiling, above)
     if role.workdir is Workdir.WRITE and above.workdir is not Workdir.WRITE:
@@ -85,15 +87,23 @@ def _check_endpoint(report: Report, endpoint: Endpoint, ceiling: Policy, above: 
     candidates = [e for e in ceiling.endpoints_of(above.name) if _same_target(e, endpoint)]
     if not candidates:
         message = f"the ceiling's role {above.name} reaches no endpoint that covers {endpoint.host.text}"
-        report.add(where, f"{message}, port {endpoint.port}, tls = {str(endpoint.tls).lower()}", _HINT)
+        kind = f"listen = {endpoint.listen}" if endpoint.listen else f"tls = {str(endpoint.tls).lower()}"
+        report.add(where, f"{message}, port {endpoint.port}, {kind}", _HINT)
         return
     misfits: list[list[Problem]] = [_misfits(where, endpoint, outer) for outer in candidates]
     nearest: list[Problem] = min(misfits, key=len)
     report.problems += nearest
 
 
+def _check_proxy(report: Report, policy: Policy, proxy: CorporateProxy, ceiling: Policy) -> None:
+    """The proxies are equal, else the endpoint did not fit; the secret's name alone could still mean another value."""
+    if policy.secrets[proxy.secret] != ceiling.secrets.get(proxy.secret):
+        report.add(f"{join('proxy', proxy.name)}.secret", "differs from the ceiling's secret of this name", _HINT)
+
+
 def _same_target(outer: Endpoint, inner: Endpoint) -> bool:
-    return covers_host(outer.host, inner.host) and outer.port == inner.port and outer.tls == inner.tls
+    alike = (outer.port, outer.tls, outer.listen) == (inner.port, inner.tls, inner.listen)
+    return alike and covers_host(outer.host, inner.host)
 
 
 def _misfits(where: str, inner: Endpoint, outer: Endpoint) -> list[Problem]:
@@ -104,6 +114,8 @@ def _misfits(where: str, inner: Endpoint, outer: Endpoint) -> list[Problem]:
         "ca": inner.ca in ("", outer.ca),
         "foreign": strictness(inner.foreign) <= strictness(outer.foreign),
         "address": _addresses_fit(inner, outer),
+        "spki": not outer.spki or bool(inner.spki and inner.spki <= outer.spki),
+        "proxy": inner.proxy == outer.proxy,
     }
     for key, fits in facts.items():
         if not fits:

@@ -4,7 +4,7 @@ a True is certain, a False may be a spelling that this comparison doesn't see th
 
 from rules.hosts import HostPattern
 from rules.paths import PathPattern
-from rules.policy import Address, AllowRule, Foreign, Network
+from rules.policy import Address, AllowRule, BodyTerm, FieldTest, Foreign, Network
 
 __all__ = ["covers_address", "covers_host", "covers_path", "covers_rule", "covers_tree", "overlaps", "strictness"]
 
@@ -56,7 +56,24 @@ def covers_rule(outer: AllowRule, inner: AllowRule) -> bool:
     """Tell whether each request that `inner` allows is allowed by `outer`."""
     paths = all(any(covers_path(o, i) for o in outer.paths) for i in inner.paths)
     query = outer.query is None or (inner.query is not None and inner.query <= outer.query)
-    return paths and query and inner.methods <= outer.methods and (outer.encoded_slash or not inner.encoded_slash)
+    switches = (outer.encoded_slash or not inner.encoded_slash) and (outer.upgrade or not inner.upgrade)
+    body = outer.body is None or (inner.body is not None and _covers_body(outer.body, inner.body))
+    return paths and query and inner.methods <= outer.methods and switches and body
+
+
+def _covers_body(outer: BodyTerm, inner: BodyTerm) -> bool:
+    keys = outer.keys is None or (inner.keys is not None and inner.keys <= outer.keys)
+    operations = all(outer.operations & {name, name.partition(".")[0] + ".*"} for name in inner.operations)
+    tests = all(any(_implies(mine, theirs) for mine in inner.tests) for theirs in outer.tests)
+    return outer.type is inner.type and inner.max <= outer.max and keys and operations and tests
+
+
+def _implies(inner: FieldTest, outer: FieldTest) -> bool:
+    """Tell whether a body that holds to `inner` holds to `outer`: the same field, and no other value of it."""
+    if inner.path.steps != outer.path.steps or bool(inner.values) != bool(outer.values):
+        return False
+    typed = {(type(value), value) for value in outer.values}
+    return (outer.path.optional or not inner.path.optional) and all((type(v), v) in typed for v in inner.values)
 
 
 def covers_address(networks: tuple[Network, ...], pins: tuple[Address, ...], value: Network | Address) -> bool:

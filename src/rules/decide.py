@@ -1,15 +1,17 @@
 """The judgement: policy and request in, verdict out.
 
-Order: metadata, host, port, upgrade, deny rules of every endpoint that shares host and port, allow rules, bindings,
-decoys, the client's own credentials. Deny wins whatever the order of the rules. What no rule allows is refused.
+Order: metadata, host, port, upgrade, deny rules of every endpoint that shares host and port, allow rules, their body
+terms, bindings, decoys, the client's own credentials. Deny wins whatever the order of the rules. What no rule allows is
+refused.
 
 Credentials in a query cannot be taken out without sending another target than the one that was judged, so a request
 that has one is refused unless its endpoint says foreign = "allow".
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from rules import bodies
 from rules.credentials import credentials_of, fold_name
 from rules.decoys import holds_decoy, misplaced
 from rules.hosts import AddressLiteral, HostError, is_metadata_name, labels_of, normalize_host
@@ -19,6 +21,7 @@ from rules.paths import readings_of
 from rules.policy import AllowRule, Binding, DenyRule, Endpoint, Foreign, Policy
 from rules.reasons import Reason
 from rules.request import Request
+from rules.upgrades import is_websocket
 from rules.verdict import Allow, Deny, Tunnel, Verdict
 
 __all__ = ["decide", "decide_connect", "endpoint_for"]
@@ -51,32 +54,40 @@ def _and(mine: Allow, above: Verdict) -> Verdict:
     """What both allow: with the secrets of the narrower one, and only where both would dial the same way."""
     if isinstance(above, Deny):
         return above
-    keys = ("dial_port", "alpn", "ca", "networks", "pins")
+    keys = ("dial_port", "alpn", "ca", "networks", "pins", "spki", "proxy")
     if any(getattr(mine.endpoint, key) != getattr(above.endpoint, key) for key in keys):
         return Deny(
             reason=Reason.HOST_UNLISTED,
             message="The policy does not list this host for this role.",
             hint=f"endpoints {mine.endpoint.name!r} and {above.endpoint.name!r} dial this host in different ways",
         )
-    return mine
+    return replace(mine, body_max=max(mine.body_max, above.body_max))
 
 
 def _decide(policy: Policy, role: str, request: Request, decoys: Mapping[str, str] | None) -> Verdict:
     here = _endpoints_here(policy, role, request)
     if isinstance(here, Deny):
         return here
-    if request.upgrade:
-        return Deny(reason=Reason.UPGRADE_REFUSED, message="Upgrades are refused; use plain HTTP.", status=426)
+    if request.upgrade and not _may_upgrade(here, request):
+        return Deny(
+            reason=Reason.UPGRADE_REFUSED,
+            message="Upgrades are refused; use plain HTTP.",
+            status=426,
+            hint="upgrade = true on a rule with this path lets WebSocket through",
+        )
     denied = _denied(here, request)
     if denied is not None:
         return denied
     matches = _matches(here, request)
     if isinstance(matches, Deny):
         return matches
-    allow = _bound(policy, role, matches)
+    bodied = _by_body(tuple(_bindings_of(policy, role)), matches, request)
+    if isinstance(bodied, Deny):
+        return bodied
+    allow = _bound(policy, role, bodied.matches)
     if isinstance(allow, Deny):
         return allow
-    return _check_credentials(request, allow, decoys or {})
+    return _check_credentials(request, replace(allow, body_max=bodied.need), decoys or {})
 
 
 def decide_connect(policy: Policy, role: str, host: bytes, port: int) -> Tunnel | Deny:
@@ -89,7 +100,7 @@ def decide_connect(policy: Policy, role: str, host: bytes, port: int) -> Tunnel 
         return Deny(
             reason=Reason.HOST_INVALID, message="The host of the request is not valid.", status=400, hint=error.detail
         )
-    endpoints = policy.endpoints_of(role)
+    endpoints = tuple(_http_of(policy, role))
     if port != 443 and port not in {endpoint.port for endpoint in endpoints}:
         return _port_unlisted(port)
     if isinstance(name, AddressLiteral) or is_metadata_name(labels_of(name)):
@@ -101,7 +112,12 @@ def endpoint_for(policy: Policy, role: str, host: str, port: int, tls: bool) -> 
     """The first endpoint of the role with this host (in normal form), port and scheme; None for a metadata name."""
     if is_metadata_name(labels_of(host)):
         return None
-    return next((e for e in policy.endpoints_of(role) if e.host.matches(host) and _is_at(e, port, tls)), None)
+    return next((e for e in _http_of(policy, role) if e.host.matches(host) and _is_at(e, port, tls)), None)
+
+
+def _http_of(policy: Policy, role: str) -> Iterable[Endpoint]:
+    """What is opaque has a port of its own and no rule that a request could match."""
+    return (endpoint for endpoint in policy.endpoints_of(role) if not endpoint.listen)
 
 
 def _is_at(endpoint: Endpoint, port: int, tls: bool) -> bool:
@@ -111,7 +127,7 @@ def _is_at(endpoint: Endpoint, port: int, tls: bool) -> bool:
 def _endpoints_here(policy: Policy, role: str, request: Request) -> tuple[Endpoint, ...] | Deny:
     if is_metadata_name(labels_of(request.host)):
         return Deny(reason=Reason.METADATA, message="Metadata names are closed.")
-    named = [e for e in policy.endpoints_of(role) if e.host.matches(request.host)]
+    named = [e for e in _http_of(policy, role) if e.host.matches(request.host)]
     if not named:
         return Deny(
             reason=Reason.HOST_UNLISTED,
@@ -160,6 +176,8 @@ def _matches(here: tuple[Endpoint, ...], request: Request) -> tuple[_Match, ...]
             message="No rule of the policy allows this method and path.",
             hint=f'a rule in endpoint {here[0].name!r} with methods = ["{request.method}"] and this path in paths',
         )
+    if request.upgrade:
+        by_path = [m for m in by_path if m.rule.upgrade]
     by_slash = [m for m in by_path if m.rule.encoded_slash or not request.encoded_slash]
     if not by_slash:
         return Deny(
@@ -180,6 +198,42 @@ def _covers(rule: AllowRule, request: Request) -> bool:
     if request.method not in rule.methods and not goes_with_get:
         return False
     return any(pattern.matches(request.path) for pattern in rule.paths)
+
+
+def _may_upgrade(here: tuple[Endpoint, ...], request: Request) -> bool:
+    rules = [rule for endpoint in here for rule in endpoint.allow if rule.upgrade]
+    return is_websocket(request) and any(_covers(rule, request) for rule in rules)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bodied:
+    """Matches after their body terms were asked; `need` as Allow.body_max."""
+
+    matches: tuple[_Match, ...]
+    need: int = 0
+
+
+def _by_body(bindings: tuple[Binding, ...], matches: tuple[_Match, ...], request: Request) -> _Bodied | Deny:
+    """Ask the body terms. Of a body that isn't read yet it is taken that it fits, and said that it is needed.
+
+    Where a rule without a term matches too and no binding hangs on the others, the body is nobody's business.
+    """
+    free = tuple(m for m in matches if m.rule.body is None)
+    asking = tuple(m for m in matches if m.rule.body is not None)
+    if not asking or (free and not any(_names(b, m) for b in bindings for m in asking)):
+        return _Bodied(matches=free)
+    if request.body is None:
+        return _Bodied(matches=matches, need=max(m.rule.body.max for m in asking if m.rule.body))
+    document = bodies.read(request)
+    why = {m.name: bodies.misfit(m.rule.body, document) for m in asking if m.rule.body}
+    fitting = tuple(m for m in matches if not why.get(m.name))
+    if fitting:
+        return _Bodied(matches=fitting)
+    return Deny(
+        reason=Reason.BODY_REFUSED,
+        message="The body is not what the rule allows.",
+        hint=f"the body term of rule {asking[0].name}: {why[asking[0].name]}",
+    )
 
 
 def _bound(policy: Policy, role: str, matches: tuple[_Match, ...]) -> Allow | Deny:

@@ -1,8 +1,9 @@
 """A policy in sentences: what each role may send where, one line a fact, so that two policies can be compared."""
 
+import base64
 from collections.abc import Iterator
 
-from rules.policy import AllowRule, Binding, Endpoint, OnAlarm, Policy, Role
+from rules.policy import AllowRule, Binding, BodyTerm, CorporateProxy, Endpoint, OnAlarm, Policy, Role
 
 __all__ = ["describe", "describe_role"]
 
@@ -24,6 +25,8 @@ def _endpoint(policy: Policy, role: Role, endpoint: Endpoint) -> Iterator[str]:
     for rule in endpoint.allow:
         for path in rule.paths:
             yield f"allow {_methods(rule.methods)} {_url(endpoint)}{path.text}{_terms(rule)}{_secrets(rule, bindings)}"
+    if endpoint.listen:
+        yield f"pipe port {endpoint.listen} to {_url(endpoint)}, opaque"
     yield from _denies(endpoint)
     for key, value in _dialled(endpoint):
         yield f"dial {_url(endpoint)} with {key} = {value}"
@@ -42,12 +45,22 @@ def _methods(methods: frozenset[str] | None) -> str:
 
 
 def _url(endpoint: Endpoint) -> str:
-    return f"{'https' if endpoint.tls else 'http'}://{endpoint.host.text}:{endpoint.port}"
+    scheme = "tcp" if endpoint.listen else "https" if endpoint.tls else "http"
+    return f"{scheme}://{endpoint.host.text}:{endpoint.port}"
 
 
 def _terms(rule: AllowRule) -> str:
     query = "" if rule.query is None else f" query {{{', '.join(sorted(rule.query))}}}"
-    return query + (" encoded_slash" if rule.encoded_slash else "")
+    switches = (" encoded_slash" if rule.encoded_slash else "") + (" upgrade" if rule.upgrade else "")
+    return query + switches + ("" if rule.body is None else _body(rule.body))
+
+
+def _body(term: BodyTerm) -> str:
+    parts = [f"max {term.max}"]
+    parts += [f"{t.path.text} = {' | '.join(map(repr, t.values)) or 'absent'}" for t in term.tests]
+    parts += [] if term.keys is None else [f"keys {'|'.join(sorted(term.keys))}"]
+    parts += [f"operations {'|'.join(sorted(term.operations))}"] if term.operations else []
+    return f" body {term.type} {{{', '.join(parts)}}}"
 
 
 def _secrets(rule: AllowRule, bindings: list[Binding]) -> str:
@@ -75,8 +88,19 @@ def _dialled(endpoint: Endpoint) -> Iterator[tuple[str, str]]:
         yield "ca", endpoint.ca
     if endpoint.alpn != ("http/1.1",):
         yield "alpn", ", ".join(endpoint.alpn)
+    if endpoint.spki:
+        yield "spki", ", ".join(sorted(f"sha256/{base64.b64encode(pin).decode()}" for pin in endpoint.spki))
+    if endpoint.proxy is not None:
+        yield "proxy", _proxy(endpoint.proxy)
     if endpoint.foreign != "strip":
         yield "foreign", endpoint.foreign
+
+
+def _proxy(proxy: CorporateProxy) -> str:
+    address = "".join(f", address {value}" for value in (*proxy.networks, *proxy.pins))
+    secret = f", secret {proxy.secret} of {proxy.user}" if proxy.secret else ""
+    ca = f", ca {proxy.ca}" if proxy.ca else ""
+    return f"{proxy.name} ({'https' if proxy.tls else 'http'}://{proxy.host}:{proxy.port}{address}{ca}{secret})"
 
 
 def _jail(role: Role) -> Iterator[str]:

@@ -10,6 +10,7 @@ from rules.credentials import CORRELATION_HEADERS, CREDENTIAL_HEADERS, PROVENANC
 from rules.policy import Binding, Foreign, Mode, PlaceKind
 from rules.problems import InjectError
 from rules.request import Request
+from rules.upgrades import upgrade_fields
 from rules.verdict import Allow
 
 __all__ = [
@@ -77,6 +78,8 @@ def rewrite(
     if request.http_version.startswith("HTTP/2"):
         # gRPC asks for trailers by te, which RFC 9113 8.2.2 lets pass; the host is in :authority
         kept = [field for field in kept if field[0] != b"host"] + [f for f in request.headers if f[0] == b"te"]
+    if request.upgrade:  # WebSocket: decide lets no other one come to here
+        kept = list(upgrade_fields(tuple(kept), keep_credentials))
     return (*kept, *written)
 
 

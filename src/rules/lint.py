@@ -21,10 +21,14 @@ def _warn(where: str, message: str, hint: str) -> Problem:
 def _unused(policy: Policy) -> Iterator[Problem]:
     bound = {name for role in policy.roles.values() for name in role.bindings}
     reached = {e.name for role in policy.roles for e in policy.endpoints_of(role)}
-    secrets = {binding.secret for binding in policy.bindings.values()}
+    secrets = {b.secret for b in policy.bindings.values()} | {p.secret for p in policy.proxies.values()}
+    used = {e.proxy.name for e in policy.endpoints.values() if e.proxy is not None}
     for name in policy.secrets:
         if name not in secrets:
             yield _warn(join("secret", name), "no binding uses it", "bind it, or take it out")
+    for name in policy.proxies:
+        if name not in used:
+            yield _warn(join("proxy", name), "no endpoint goes through it", "write proxy = ... there, or take it out")
     for name in policy.bindings:
         if name not in bound:
             yield _warn(join("binding", name), "no role has it", "add it to a role's bindings")
@@ -35,7 +39,7 @@ def _unused(policy: Policy) -> Iterator[Problem]:
 
 def _too_little(policy: Policy) -> Iterator[Problem]:
     for endpoint in policy.endpoints.values():
-        if not endpoint.allow:
+        if not endpoint.allow and not endpoint.listen:
             where = join("endpoint", endpoint.name)
             yield _warn(where, "it allows nothing", f"add [[{where}.allow]] with id, methods and paths")
     if not policy.roles:
@@ -43,6 +47,13 @@ def _too_little(policy: Policy) -> Iterator[Problem]:
 
 
 def _too_much(policy: Policy) -> Iterator[Problem]:
+    for proxy in policy.proxies.values():
+        if proxy.secret and not proxy.tls:
+            yield _warn(
+                join("proxy", proxy.name),
+                f"{proxy.secret} goes to it in clear text",
+                "write tls = true where the proxy speaks it",
+            )
     for binding in policy.bindings.values():
         endpoint = policy.endpoints[binding.endpoint]
         for rule in endpoint.allow:

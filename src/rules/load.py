@@ -14,6 +14,7 @@ from rules.load_bindings import BINDING_KEYS, BINDING_LATER, SECRET_KEYS, load_b
 from rules.load_endpoints import KEYS as ENDPOINT_KEYS
 from rules.load_endpoints import LATER as ENDPOINT_LATER
 from rules.load_endpoints import Context, load_endpoints
+from rules.load_proxies import PROXY_KEYS, load_proxies
 from rules.load_refs import Draft, check_refs
 from rules.load_roles import ROLE_KEYS, ROLE_LATER, TEST_KEYS, load_roles, load_tests
 from rules.policy import Policy, Unlisted
@@ -27,12 +28,13 @@ MAX_BYTES = 256 << 10
 # Possessive (3.11): no run of blanks or letters is walked twice.
 _PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _DEEP_KEY = re.compile(rf"(?:^[ \t]*+(?:\[\[?[ \t]*+)?|[{{,]\s*+)(?:{_PART}[ \t]*+\.[ \t]*+){{8}}", re.MULTILINE)
-ROOT_KEYS = ("version", "default_role", "dns", "secret", "endpoint", "binding", "role", "test")
+ROOT_KEYS = ("version", "default_role", "dns", "secret", "proxy", "endpoint", "binding", "role", "test")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sections:
     secrets: dict[str, Table]
+    proxies: dict[str, Table]
     endpoints: dict[str, Table]
     bindings: dict[str, Table]
     roles: dict[str, Table]
@@ -52,9 +54,11 @@ def load_policy(data: bytes, *, packs: Mapping[str, str], base_dir: str) -> Poli
     _version(root)
     sections = _sections(root)
     default_role = root.text("default_role")
+    proxies = load_proxies(sections.proxies, base_dir)
     draft = Draft(
         secrets=load_secrets(sections.secrets),
-        endpoints=load_endpoints(sections.endpoints, Context(packs=packs, base_dir=base_dir)),
+        proxies=proxies,
+        endpoints=load_endpoints(sections.endpoints, Context(packs=packs, base_dir=base_dir, proxies=proxies)),
         bindings=load_bindings(sections.bindings),
         roles=load_roles(sections.roles),
         tests=load_tests(sections.tests, default_role),
@@ -68,6 +72,7 @@ def load_policy(data: bytes, *, packs: Mapping[str, str], base_dir: str) -> Poli
         default_role=default_role,
         unlisted=unlisted,
         secrets=draft.secrets,
+        proxies=draft.proxies,
         endpoints=draft.endpoints,
         bindings=draft.bindings,
         roles=draft.roles,
@@ -78,6 +83,7 @@ def load_policy(data: bytes, *, packs: Mapping[str, str], base_dir: str) -> Poli
 def _sections(root: Table) -> _Sections:
     return _Sections(
         secrets=root.named("secret", known=SECRET_KEYS),
+        proxies=root.named("proxy", known=PROXY_KEYS),
         endpoints=root.named("endpoint", known=ENDPOINT_KEYS, later=ENDPOINT_LATER),
         bindings=root.named("binding", known=BINDING_KEYS, later=BINDING_LATER),
         roles=root.named("role", known=ROLE_KEYS, later=ROLE_LATER),

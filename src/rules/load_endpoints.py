@@ -1,5 +1,6 @@
 """[endpoint.NAME] tables into Endpoint values."""
 
+import base64
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,13 +10,19 @@ from rules.addresses import FLOOR, METADATA, AddressClass, AddressError, classif
 from rules.hosts import HostError, HostPattern
 from rules.load_rules import allow_rules, deny_rules
 from rules.pack_rules import Packs
-from rules.policy import Address, Endpoint, Foreign, Network
-from rules.tables import Table, show
+from rules.policy import Address, CorporateProxy, Endpoint, Foreign, Network
+from rules.tables import Table, closest, show
 
-KEYS = ("host", "port", "address", "dial_port", "tls", "alpn", "ca", "foreign", "protocol", "allow", "deny")
-LATER = ("host_from", "spki", "route", "proxy", "listen")
+KEYS = (
+    *("host", "port", "address", "dial_port", "tls", "alpn", "ca", "foreign", "protocol", "allow", "deny"),
+    *("spki", "proxy", "listen"),
+)
+LATER = ("host_from", "route")
 ALPN = ("http/1.1", "h2")
 _DNS_PORT = 53
+_TAKEN = frozenset({_DNS_PORT, 80, 443})
+_NOT_OPAQUE = ("tls", "alpn", "ca", "spki", "proxy", "dial_port", "foreign", "allow", "deny")
+_SHA256 = 32
 _WIDEST = {4: 8, 6: 7}  # 10.0.0.0/8 (RFC 1918) and fc00::/7 (RFC 4193) are the widest private ranges
 
 
@@ -25,6 +32,7 @@ class Context:
 
     packs: Packs
     base_dir: str
+    proxies: Mapping[str, CorporateProxy]
 
 
 def load_endpoints(tables: Mapping[str, Table], context: Context) -> dict[str, Endpoint]:
@@ -34,17 +42,17 @@ def load_endpoints(tables: Mapping[str, Table], context: Context) -> dict[str, E
 
 def _endpoint(name: str, table: Table, context: Context) -> Endpoint:
     tls = table.flag("tls", default=True)
-    port = _port(table, tls=tls)
-    _protocol(table)
-    networks, pins = _addresses(table)
+    listen = _listen(table)
+    port = _port(table, listen or (443 if tls else 80))
+    networks, pins = load_addresses(table)
     ids: set[str] = set()
     allow = allow_rules(table, ids)
     deny = deny_rules(table, ids, context.packs)
     alpn = _alpn(table, tls=tls)
-    ca = _ca(table, context.base_dir, tls=tls)
+    ca = load_ca(table, context.base_dir, tls=tls)
     return Endpoint(
         name=name,
-        host=_host(table),
+        host=_host(table, exact=bool(listen)),
         port=port,
         dial_port=table.number("dial_port", port, low=1, high=65535),
         tls=tls,
@@ -53,34 +61,91 @@ def _endpoint(name: str, table: Table, context: Context) -> Endpoint:
         foreign=table.choice("foreign", Foreign, Foreign.STRIP),
         networks=networks,
         pins=pins,
+        spki=_spki(table, tls=tls),
+        proxy=_proxy(table, context.proxies, tls=tls),
+        listen=listen,
         allow=allow,
         deny=deny,
     )
 
 
-def _host(table: Table) -> HostPattern:
+def _host(table: Table, *, exact: bool) -> HostPattern:
     text = table.text("host", required=True)
     if text:
         try:
-            return HostPattern.parse(text)
+            host = HostPattern.parse(text)
+            if exact and not host.exact:
+                table.fault("host", f"got {show(text)}, and opaque bytes name no host", "name the one that is dialled")
+            return host
         except HostError as fault:
             table.fault("host", fault.detail, fault.hint)
     return HostPattern(text=text, labels=())
 
 
-def _port(table: Table, *, tls: bool) -> int:
-    port = table.number("port", 443 if tls else 80, low=1, high=65535)
+def _port(table: Table, default: int) -> int:
+    port = table.number("port", default, low=1, high=65535)
     if port == _DNS_PORT:
         table.fault("port", "got 53, where the jail's resolver answers", "use dial_port where the target listens there")
     return port
 
 
-def _protocol(table: Table) -> None:
+def _listen(table: Table) -> int:
+    """The port of an opaque endpoint; 0 for one that speaks HTTP."""
     word = table.text("protocol", "http")
-    if word == "tcp":
-        table.fault("protocol", "not yet: opaque tcp endpoints are not built", 'write protocol = "http"')
-    elif word != "http":
-        table.fault("protocol", f'got {show(word)}, expected "http"')
+    if word not in ("http", "tcp"):
+        table.fault("protocol", f'got {show(word)}, expected "http" or "tcp"')
+    if word != "tcp":
+        if table.has("listen"):
+            table.fault("listen", "the gateway's port of an opaque endpoint", 'write protocol = "tcp", or take it out')
+        return 0
+    for key in _NOT_OPAQUE:
+        if table.has(key):
+            table.fault(key, 'got it beside protocol = "tcp", where nothing is read', "take it out")
+    if not table.has("listen"):
+        table.fault(
+            "listen", 'missing beside protocol = "tcp": no name is on its wire, so it has a port', "add: listen = N"
+        )
+    port = table.number("listen", 1, low=1, high=65535)
+    if port in _TAKEN:
+        table.fault("listen", f"got {port}, where the gateway judges HTTP or answers names", "take another port")
+    return port
+
+
+def _spki(table: Table, *, tls: bool) -> frozenset[bytes]:
+    texts = table.texts("spki", empty=False)
+    if texts and not tls:
+        table.fault("spki", "got it beside tls = false, where no key is shown", "take one of them out")
+    return frozenset(filter(None, (_pin(table, i, text) for i, text in enumerate(texts))))
+
+
+def _pin(table: Table, i: int, text: str) -> bytes:
+    """The digest in "sha256/BASE64" (RFC 7469's form, without its quotes)."""
+    kind, _, encoded = text.partition("/")
+    try:
+        digest = base64.b64decode(encoded, validate=True)
+    except ValueError:
+        digest = b""
+    if kind == "sha256" and len(digest) == _SHA256:
+        return digest
+    table.report.add(
+        f"{table.at('spki')}[{i}]",
+        f'got {show(text)}, expected "sha256/" and 32 bytes in base64',
+        "openssl x509 -pubkey -noout | openssl pkey -pubin -outform der | openssl dgst -sha256 -binary | base64",
+    )
+    return b""
+
+
+def _proxy(table: Table, proxies: Mapping[str, CorporateProxy], *, tls: bool) -> CorporateProxy | None:
+    name = table.text("proxy")
+    if not name:
+        return None
+    if name not in proxies:
+        table.fault("proxy", f"no proxy is called {show(name)}", closest(name, proxies) or f"add: [proxy.{name}]")
+    if not tls:
+        table.fault("proxy", "got it beside tls = false: nothing unverified goes through it", "take it out")
+    if table.has("address"):
+        table.fault("address", "got it beside proxy, which looks the name up by itself", f"write it in [proxy.{name}]")
+    return proxies.get(name)
 
 
 def _alpn(table: Table, *, tls: bool) -> tuple[str, ...]:
@@ -95,7 +160,8 @@ def _alpn(table: Table, *, tls: bool) -> tuple[str, ...]:
     return words
 
 
-def _ca(table: Table, base_dir: str, *, tls: bool) -> str:
+def load_ca(table: Table, base_dir: str, *, tls: bool) -> str:
+    """Read `ca`: an absolute path, "" without one."""
     path = table.text("ca")
     if not path:
         return ""
@@ -106,7 +172,8 @@ def _ca(table: Table, base_dir: str, *, tls: bool) -> str:
     return posixpath.normpath(posixpath.join(base_dir, path))
 
 
-def _addresses(table: Table) -> tuple[tuple[Network, ...], tuple[Address, ...]]:
+def load_addresses(table: Table) -> tuple[tuple[Network, ...], tuple[Address, ...]]:
+    """Read `address`: the prefixes that it opens, and the single addresses that are pins."""
     networks: list[Network] = []
     pins: list[Address] = []
     for i, text in enumerate(table.texts("address", empty=False)):

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
 
-from rules.policy import Binding, Endpoint, Foreign, Role, SecretRule, TestCase
+from rules.policy import Binding, CorporateProxy, Endpoint, Foreign, Role, SecretRule, TestCase
 from rules.tables import Report, Table, closest, join, show
 
 
@@ -13,6 +13,7 @@ class Draft:
     """The parts of a policy before they are checked against each other."""
 
     secrets: dict[str, SecretRule]
+    proxies: dict[str, CorporateProxy]
     endpoints: dict[str, Endpoint]
     bindings: dict[str, Binding]
     roles: dict[str, Role]
@@ -24,6 +25,9 @@ def check_refs(root: Table, default_role: str, draft: Draft) -> None:
     report = root.report
     if default_role:
         _ref(report, "default_role", default_role, draft.roles, "role")
+    for proxy in draft.proxies.values():
+        if proxy.secret:
+            _ref(report, f"{join('proxy', proxy.name)}.secret", proxy.secret, draft.secrets, "secret")
     for binding in draft.bindings.values():
         _binding(report, binding, draft)
     for role in draft.roles.values():
@@ -48,7 +52,10 @@ def _binding(report: Report, binding: Binding, draft: Draft) -> None:
     if binding.endpoint:
         _ref(report, f"{where}.endpoint", binding.endpoint, draft.endpoints, "endpoint")
     endpoint = draft.endpoints.get(binding.endpoint)
-    if endpoint is not None:
+    if endpoint is not None and endpoint.listen:
+        place = f"{where}.endpoint"
+        report.add(place, f'{endpoint.name} has protocol = "tcp", which is opaque', "bind it to an http endpoint")
+    elif endpoint is not None:
         _bound_rules(report, f"{where}.rules", binding, endpoint, draft)
         _bound_endpoint(report, where, endpoint)
 
@@ -106,9 +113,16 @@ def _role(report: Report, role: Role, draft: Draft) -> None:
 
 def _one_target(report: Report, where: str, one: Endpoint, other: Endpoint) -> None:
     """Refuse two ways of dialling one target: the rules of both count, but a connection is made before any is asked."""
-    if not one.host.labels or one.host != other.host or one.port != other.port:
+    if (one.listen or other.listen) and one.entry == other.entry:
+        report.add(
+            where,
+            f"{one.name} and {other.name} are both at the gateway's port {one.entry}, and what is opaque has its own",
+            "give it another listen",
+        )
         return
-    keys = ("tls", "dial_port", "alpn", "ca", "networks", "pins")
+    if not one.host.labels or one.host != other.host or one.port != other.port or one.listen or other.listen:
+        return
+    keys = ("tls", "dial_port", "alpn", "ca", "networks", "pins", "spki", "proxy")
     differ = [key for key in keys if getattr(one, key) != getattr(other, key)]
     if differ:
         names = ", ".join("address" if key in ("networks", "pins") else key for key in differ)

@@ -1,13 +1,14 @@
 """[[endpoint.NAME.allow]] and [[endpoint.NAME.deny]] tables into rules."""
 
+from rules.load_body import body_term
 from rules.pack_rules import Packs, pack_rules
 from rules.parse import METHODS
 from rules.paths import PathError, PathPattern
 from rules.policy import AllowRule, DenyRule
 from rules.tables import Table, closest, is_name, show
 
-ALLOW_KEYS = ("id", "methods", "paths", "query", "encoded_slash", "upgrade")
-ALLOW_LATER = ("body",)
+ALLOW_KEYS = ("id", "methods", "paths", "query", "encoded_slash", "upgrade", "body")
+ALLOW_LATER: tuple[str, ...] = ()
 DENY_KEYS = ("id", "methods", "paths", "pack")
 
 
@@ -18,14 +19,23 @@ def allow_rules(endpoint: Table, ids: set[str]) -> tuple[AllowRule, ...]:
 
 
 def _allow(table: Table, ids: set[str]) -> AllowRule:
-    table.off("upgrade")
+    methods = _methods(table, required=True)
     return AllowRule(
         id=_id(table, ids),
-        methods=_methods(table, required=True),
+        methods=methods,
         paths=_paths(table),
         query=_query(table),
         encoded_slash=table.flag("encoded_slash", default=False),
+        upgrade=_upgrade(table, methods),
+        body=body_term(table, methods),
     )
+
+
+def _upgrade(table: Table, methods: frozenset[str]) -> bool:
+    upgrade = table.flag("upgrade", default=False)
+    if upgrade and methods and "GET" not in methods:
+        table.fault("upgrade", "a WebSocket begins with GET, which methods does not list", 'add "GET"')
+    return upgrade
 
 
 def deny_rules(endpoint: Table, ids: set[str], packs: Packs) -> tuple[DenyRule, ...]:

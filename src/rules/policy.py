@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
+from rules.fieldpaths import FieldPath
 from rules.hosts import HostPattern
 from rules.paths import PathPattern
 
@@ -73,15 +74,49 @@ class SecretRule:
     ref: str
 
 
+class BodyType(StrEnum):
+    """What a body has to be to be judged."""
+
+    JSON = "json"
+    GRAPHQL = "graphql"
+
+
+type Scalar = str | int | bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldTest:
+    """The field at `path` holds one of `values`; no `values`: it isn't there. `path` is compared as text."""
+
+    path: FieldPath
+    values: tuple[Scalar, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyTerm:
+    """What a rule asks of a body. `max` bytes, on the wire and decoded; `keys` None: any at the top.
+
+    `operations` are "TYPE.FIELD" or "TYPE.*", of GraphQL alone.
+    """
+
+    type: BodyType
+    max: int
+    tests: tuple[FieldTest, ...] = ()
+    keys: frozenset[str] | None = None
+    operations: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllowRule:
-    """`methods` upper case, HEAD added where GET is; `query` None: any names."""
+    """`methods` upper case, HEAD added where GET is; `query` None: any names; `upgrade`: to WebSocket."""
 
     id: str
     methods: frozenset[str]
     paths: tuple[PathPattern, ...]
     query: frozenset[str] | None = None
     encoded_slash: bool = False
+    upgrade: bool = False
+    body: BodyTerm | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +130,30 @@ class DenyRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CorporateProxy:
+    """[proxy.NAME]: what an endpoint is dialled through by CONNECT. `host` is a name in normal form.
+
+    `secret` and `user` make its Basic credential, both "" without one.
+    """
+
+    name: str
+    host: str
+    port: int
+    tls: bool = False
+    ca: str = ""
+    networks: tuple[Network, ...] = ()
+    pins: tuple[Address, ...] = ()
+    secret: str = ""
+    user: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One target. `networks` open closed ranges for it; `pins` are dialled without a look-up."""
+    """One target. `networks` open closed ranges for it; `pins` are dialled without a look-up.
+
+    `spki` are SHA-256 digests of public keys, one of which must be in the target's verified chain. With `listen` it is
+    opaque TCP: a port on the gateway, piped to `host` at `dial_port`.
+    """
 
     name: str
     host: HostPattern
@@ -108,8 +165,16 @@ class Endpoint:
     foreign: Foreign = Foreign.STRIP
     networks: tuple[Network, ...] = ()
     pins: tuple[Address, ...] = ()
+    spki: frozenset[bytes] = frozenset()
+    proxy: CorporateProxy | None = None
+    listen: int = 0
     allow: tuple[AllowRule, ...] = ()
     deny: tuple[DenyRule, ...] = ()
+
+    @property
+    def entry(self) -> int:
+        """The port of the gateway that leads to it."""
+        return self.listen or self.port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +282,7 @@ class Policy:
     default_role: str = ""
     unlisted: Unlisted = Unlisted.GATEWAY
     secrets: Mapping[str, SecretRule] = field(default_factory=dict)
+    proxies: Mapping[str, CorporateProxy] = field(default_factory=dict)
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
     bindings: Mapping[str, Binding] = field(default_factory=dict)
     roles: Mapping[str, Role] = field(default_factory=dict)
@@ -227,3 +293,7 @@ class Policy:
         mine = self.roles[role]
         names = set(mine.endpoints) | {self.bindings[b].endpoint for b in mine.bindings}
         return tuple(e for n, e in self.endpoints.items() if n in names)
+
+    def tunnels_of(self, role: str) -> tuple[Endpoint, ...]:
+        """Those of them that are opaque TCP."""
+        return tuple(endpoint for endpoint in self.endpoints_of(role) if endpoint.listen)

@@ -36,6 +36,12 @@ class PathError(RulesError, ValueError):
     code = "path_invalid"
 
 
+class FieldPathError(RulesError, ValueError):
+    """A path to a field of a body that can't be read."""
+
+    code = "field_path_invalid"
+
+
 class ShapeError(RulesError, ValueError):
     """A placeholder's shape that makes no usable decoy."""
 

@@ -1,6 +1,6 @@
 """One request: `Wire` as the gateway saw it, `Request` in its one normal form. Only parse_request builds a Request."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -47,3 +47,4 @@ class Request:
     headers: tuple[tuple[bytes, bytes], ...]
     encoded_slash: bool = False  # the path holds %2f; only a rule that says so allows it
     upgrade: str = ""  # lower-case protocol of an Upgrade header
+    body: bytes | None = field(default=None, repr=False)  # decoded; None: not read (yet)

@@ -177,6 +177,14 @@ class Table:
                 out.append(value)
         return out
 
+    def mapping(self, key: str) -> "tuple[tuple[str, object], ...]":
+        """Read a table whose keys are the user's own, at most MAX_ITEMS."""
+        raw = self._typed(key, dict, "a table", {}, required=False)
+        if len(raw) > MAX_ITEMS:
+            self.fault(key, f"got {len(raw)} entries, expected at most {MAX_ITEMS}")
+            return ()
+        return tuple(raw.items())
+
     def choice[E: StrEnum](self, key: str, kind: type[E], default: E, *, but: Iterable[E] = ()) -> E:
         """Read a word of an enum; `but` lists members that this place doesn't take."""
         word = self.text(key, default.value)

@@ -29,6 +29,8 @@ def _all(policy: Policy) -> Iterator[tuple[str, str]]:
         yield join("secret", name), "define a secret"
     for name in policy.bindings:
         yield join("binding", name), "bind a secret"
+    for name in policy.proxies:
+        yield join("proxy", name), "name a proxy"
     for endpoint in policy.endpoints.values():
         yield from _endpoint(endpoint)
     for role in policy.roles.values():

@@ -17,11 +17,15 @@ class _NoTruth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allow(_NoTruth):
-    """The request may go to `endpoint`, with each of `bindings` injected (at most one per place)."""
+    """The request may go to `endpoint`, with each of `bindings` injected (at most one per place).
+
+    `body_max` is 0, or the bytes of a body that has to be read first: the verdict on the request with it counts.
+    """
 
     rule: str  # "ENDPOINT.ID", the deciding allow rule; "" before a rule was asked (CONNECT)
     endpoint: Endpoint
     bindings: tuple[Binding, ...] = ()
+    body_max: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

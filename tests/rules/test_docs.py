@@ -7,8 +7,10 @@ import pytest
 
 from rules.load import ROOT_KEYS
 from rules.load_bindings import BINDING_KEYS, BINDING_LATER, SECRET_KEYS
+from rules.load_body import BODY_KEYS
 from rules.load_endpoints import KEYS as ENDPOINT_KEYS
 from rules.load_endpoints import LATER as ENDPOINT_LATER
+from rules.load_proxies import PROXY_KEYS
 from rules.load_roles import LIMIT_KEYS, ROLE_KEYS, ROLE_LATER, TEST_KEYS
 from rules.load_rules import ALLOW_KEYS, ALLOW_LATER, DENY_KEYS
 from rules.reasons import Reason
@@ -41,8 +43,10 @@ def test_statuses_are_those_that_clients_do_not_retry() -> None:
         ("top", ROOT_KEYS, ()),
         ("dns", ("unlisted",), ()),
         ("secret", SECRET_KEYS, ()),
+        ("proxy", PROXY_KEYS, ()),
         ("endpoint", ENDPOINT_KEYS, ENDPOINT_LATER),
         ("allow", ALLOW_KEYS, ALLOW_LATER),
+        ("body", BODY_KEYS, ()),
         ("deny", DENY_KEYS, ()),
         ("binding", BINDING_KEYS, BINDING_LATER),
         ("role", ROLE_KEYS, ROLE_LATER),
@@ -77,6 +81,19 @@ host = "f.example.org"
 id = "r"
 methods = ["GET"]
 paths = ["/"]
+[endpoint.g]
+host = "g.example.org"
+spki = [{spki}]
+[[endpoint.g.allow]]
+id = "r"
+methods = ["POST"]
+paths = ["/"]
+body = {{ type = "json", absent = [{absent}] }}
+[[endpoint.g.allow]]
+id = "q"
+methods = ["POST"]
+paths = ["/"]
+body = {{ type = "graphql", operations = [{operations}] }}
 [binding.b]
 secret = "s"
 endpoint = "f"
@@ -93,7 +110,10 @@ limits = {{ memory = {memory} }}
 GOOD = {
     "host": "a.example.org",
     "address": "10.0.0.1",
+    "spki": "sha256/AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=",
     "methods": "GET",
+    "absent": "model",
+    "operations": "query.viewer",
     "paths": "/",
     "place": "header:authorization",
     "shape": "x{36}",

@@ -31,6 +31,9 @@ SECRET = '[secret.s]\nsource = "env:S"\n'
 BOUND = f'{SECRET}{HOST}{ALLOW}[binding.b]\nsecret = "s"\nendpoint = "e"\nrules = ["r"]\n'
 BINDING = BOUND + 'place = "header:authorization"\n'
 ROLE = "[role.r]\n"
+PROXY = '[proxy.corp]\nhost = "proxy.corp.example"\nport = 3128\n'
+TCP = 'protocol = "tcp"\nlisten = 5432\n'
+POST = ALLOW.replace("GET", "POST")
 
 
 def test_the_whole_file_becomes_values() -> None:
@@ -123,12 +126,65 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "port 0": ("endpoint.e.port", "expected 1 to 65535", MINIMAL + HOST + "port = 0\n"),
     "port 53": ("endpoint.e.port", "resolver", MINIMAL + HOST + "port = 53\n"),
     "host_from": ("endpoint.e.host_from", "not yet", MINIMAL + HOST + 'host_from = "npm"\n'),
-    "spki": ("endpoint.e.spki", "not yet", MINIMAL + HOST + 'spki = ["sha256/x"]\n'),
+    "spki": ("endpoint.e.spki[0]", "32 bytes in base64", MINIMAL + HOST + 'spki = ["sha256/x"]\n'),
+    "spki of another digest": ("endpoint.e.spki[0]", "sha256/", MINIMAL + HOST + f'spki = ["sha1/{"A" * 43}="]\n'),
+    "spki beside no tls": (
+        "endpoint.e.spki",
+        "tls = false",
+        MINIMAL + HOST + f'tls = false\nspki = ["sha256/{"A" * 43}="]\n',
+    ),
     "route": ("endpoint.e.route", "not yet", MINIMAL + HOST + 'route = { default = "a" }\n'),
-    "proxy": ("endpoint.e.proxy", "not yet", MINIMAL + HOST + 'proxy = "corp"\n'),
-    "tcp": ("endpoint.e.protocol", "not yet", MINIMAL + HOST + 'protocol = "tcp"\n'),
-    "listen": ("endpoint.e.listen", "not yet", MINIMAL + HOST + "listen = 5432\n"),
-    "protocol": ("endpoint.e.protocol", 'expected "http"', MINIMAL + HOST + 'protocol = "udp"\n'),
+    "proxy": ("endpoint.e.proxy", "add: [proxy.corp]", MINIMAL + HOST + 'proxy = "corp"\n'),
+    "proxy near": ("endpoint.e.proxy", 'did you mean "corp"?', MINIMAL + PROXY + HOST + 'proxy = "crop"\n'),
+    "proxy without tls": ("endpoint.e.proxy", "unverified", MINIMAL + PROXY + HOST + 'proxy = "corp"\ntls = false\n'),
+    "proxy and address": (
+        "endpoint.e.address",
+        "write it in [proxy.corp]",
+        MINIMAL + PROXY + HOST + 'proxy = "corp"\naddress = ["10.0.0.1"]\n',
+    ),
+    "proxy without port": ("proxy.corp.port", "add: port", MINIMAL + '[proxy.corp]\nhost = "p.example.org"\n'),
+    "proxy of a pattern": ("proxy.corp.host", "one host", MINIMAL + '[proxy.corp]\nhost = "*.a.org"\nport = 1\n'),
+    "proxy as an address": ("proxy.corp.host", "address", MINIMAL + '[proxy.corp]\nhost = "10.0.0.1"\nport = 1\n'),
+    "proxy key": ("proxy.corp.hots", 'did you mean "host"?', MINIMAL + PROXY + 'hots = "x"\n'),
+    "proxy secret": ("proxy.corp.secret", "no secret", MINIMAL + PROXY + 'secret = "s"\nuser = "u"\n'),
+    "proxy user alone": ("proxy.corp.secret", "write both", MINIMAL + PROXY + 'user = "u"\n'),
+    "proxy user with colon": (
+        "proxy.corp.user",
+        "colon",
+        MINIMAL + SECRET + PROXY + 'secret = "s"\nuser = "u:v"\n',
+    ),
+    "proxy ca without tls": ("proxy.corp.ca", "tls = false", MINIMAL + PROXY + 'ca = "x.pem"\n'),
+    "proxy metadata": ("proxy.corp.address[0]", "nothing opens", MINIMAL + PROXY + 'address = ["169.254.169.254"]\n'),
+    "tcp": ("endpoint.e.listen", "add: listen = N", MINIMAL + HOST + 'protocol = "tcp"\n'),
+    "protocol": ("endpoint.e.protocol", 'expected "http" or "tcp"', MINIMAL + HOST + 'protocol = "udp"\n'),
+    "listen": ("endpoint.e.listen", 'protocol = "tcp"', MINIMAL + HOST + "listen = 5432\n"),
+    "listen on 443": ("endpoint.e.listen", "another port", MINIMAL + HOST + TCP.replace("5432", "443")),
+    "tcp on a pattern": (
+        "endpoint.e.host",
+        "the one that is dialled",
+        MINIMAL + '[endpoint.e]\nhost = "*.example.org"\n' + TCP,
+    ),
+    "tcp with ca": ("endpoint.e.ca", "nothing is read", MINIMAL + HOST + TCP + 'ca = "x.pem"\n'),
+    "tcp with a rule": ("endpoint.e.allow", "nothing is read", MINIMAL + HOST + TCP + ALLOW),
+    "a secret on tcp": (
+        "binding.b.endpoint",
+        "opaque",
+        MINIMAL
+        + SECRET
+        + HOST
+        + TCP
+        + '[binding.b]\nsecret = "s"\nendpoint = "e"\nrules = ["r"]\nplace = "header:authorization"\n',
+    ),
+    "one listen for two": (
+        "role.r",
+        "give it another listen",
+        MINIMAL + HOST + TCP + HOST.replace("endpoint.e", "endpoint.f") + TCP + '[role.r]\nendpoints = ["e", "f"]\n',
+    ),
+    "listen where http is": (
+        "role.r",
+        "port 5432",
+        MINIMAL + HOST + TCP + '[endpoint.f]\nhost = "f.example.org"\nport = 5432\n[role.r]\nendpoints = ["e", "f"]\n',
+    ),
     "alpn": ("endpoint.e.alpn", "expected", MINIMAL + HOST + 'alpn = ["h3"]\n'),
     "no alpn": ("endpoint.e.alpn", "at least one", MINIMAL + HOST + "alpn = []\n"),
     "alpn without tls": ("endpoint.e.alpn", "tls = false", MINIMAL + HOST + 'tls = false\nalpn = ["h2"]\n'),
@@ -185,8 +241,78 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         MINIMAL + HOST + ALLOW + '[[endpoint.e.deny]]\nid = "r"\npaths = ["/b"]\n',
     ),
     "deny without paths": ("endpoint.e.deny[0].paths", "missing", MINIMAL + HOST + '[[endpoint.e.deny]]\nid = "d"\n'),
-    "body": ("endpoint.e.allow[0].body", "not yet", MINIMAL + HOST + ALLOW + 'body = { type = "json" }\n'),
-    "upgrade": ("endpoint.e.allow[0].upgrade", "not yet", MINIMAL + HOST + ALLOW + "upgrade = true\n"),
+    "body on GET": (
+        "endpoint.e.allow[0].body",
+        "which has no body",
+        MINIMAL + HOST + ALLOW + 'body = { type = "json" }\n',
+    ),
+    "body without type": ("endpoint.e.allow[0].body.type", "missing", MINIMAL + HOST + POST + "body = {}\n"),
+    "body of a type": (
+        "endpoint.e.allow[0].body.type",
+        '"graphql"',
+        MINIMAL + HOST + POST + 'body = { type = "xml" }\n',
+    ),
+    "body key": (
+        "endpoint.e.allow[0].body.equal",
+        'did you mean "equals"?',
+        MINIMAL + HOST + POST + 'body = { type = "json", equal = {} }\n',
+    ),
+    "body max": (
+        "endpoint.e.allow[0].body.max",
+        'write "1KiB"',
+        MINIMAL + HOST + POST + 'body = { type = "json", max = "1KB" }\n',
+    ),
+    "body max too high": (
+        "endpoint.e.allow[0].body.max",
+        "held in memory",
+        MINIMAL + HOST + POST + 'body = { type = "json", max = "1GiB" }\n',
+    ),
+    "body path": (
+        'endpoint.e.allow[0].body.equals."a..b"',
+        "keys with dots",
+        MINIMAL + HOST + POST + 'body = { type = "json", equals = { "a..b" = 1 } }\n',
+    ),
+    "body path unquoted": (
+        'endpoint.e.allow[0].body.equals."a"',
+        "is quoted",
+        MINIMAL + HOST + POST + 'body = { type = "json", equals = { a.b = 1 } }\n',
+    ),
+    "body value": (
+        'endpoint.e.allow[0].body.equals."a"',
+        "a string, an integer or a boolean",
+        MINIMAL + HOST + POST + 'body = { type = "json", equals = { a = 1.5 } }\n',
+    ),
+    "body in": (
+        'endpoint.e.allow[0].body.in."a"',
+        "an array of the values",
+        MINIMAL + HOST + POST + 'body = { type = "json", in = { a = "x" } }\n',
+    ),
+    "body absent": (
+        "endpoint.e.allow[0].body.absent[0]",
+        "keys with dots",
+        MINIMAL + HOST + POST + 'body = { type = "json", absent = ["a b"] }\n',
+    ),
+    "json with operations": (
+        "endpoint.e.allow[0].body.operations",
+        "not of type json",
+        MINIMAL + HOST + POST + 'body = { type = "json", operations = ["query.a"] }\n',
+    ),
+    "graphql without operations": (
+        "endpoint.e.allow[0].body.operations",
+        "missing",
+        MINIMAL + HOST + POST + 'body = { type = "graphql" }\n',
+    ),
+    "graphql with equals": (
+        "endpoint.e.allow[0].body.equals",
+        "not of type graphql",
+        MINIMAL + HOST + POST + 'body = { type = "graphql", operations = ["query.a"], equals = { a = 1 } }\n',
+    ),
+    "operation": (
+        "endpoint.e.allow[0].body.operations[0]",
+        "query.FIELD",
+        MINIMAL + HOST + POST + 'body = { type = "graphql", operations = ["viewer"] }\n',
+    ),
+    "upgrade without GET": ("endpoint.e.allow[0].upgrade", 'add "GET"', MINIMAL + HOST + POST + "upgrade = true\n"),
     "query name": (
         "endpoint.e.allow[0].query.allow[0]",
         "plain name",

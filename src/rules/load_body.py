@@ -1,0 +1,102 @@
+"""`body = { type = "json", ... }` of an allow rule into a BodyTerm."""
+
+import re
+from collections.abc import Iterator
+
+from rules import load_units
+from rules.fieldpaths import FieldPath, FieldPathError
+from rules.policy import BodyTerm, BodyType, FieldTest, Scalar
+from rules.tables import Table, kind_of, show
+
+BODY_KEYS = ("type", "max", "equals", "in", "absent", "keys", "operations")
+MAX_BODY = 32 << 20  # bytes: held in memory, and parsed
+_DEFAULT = 256 << 10
+_OPERATION = re.compile(r"(?:query|mutation|subscription)\.(?:\*|[A-Za-z_][A-Za-z0-9_]{0,127})")
+_QUOTE = 'a path with dots is quoted: { "metadata.user" = "x" }'
+_JSON_ONLY = ("equals", "in", "absent", "keys")
+
+
+def body_term(rule: Table, methods: frozenset[str]) -> BodyTerm | None:
+    """Read the term; None where the rule has none."""
+    if not rule.has("body"):
+        return None
+    if methods & {"GET", "HEAD"}:
+        rule.fault("body", "got it beside the method GET, which has no body", "give GET a rule of its own")
+    table = rule.table("body", known=BODY_KEYS)
+    kind = table.choice("type", BodyType, BodyType.JSON)
+    if not table.has("type"):
+        table.fault("type", 'missing, expected "json" or "graphql"', 'add: type = "json"')
+    graphql = kind is BodyType.GRAPHQL
+    for key in _JSON_ONLY if graphql else ("operations",):
+        if table.has(key):
+            table.fault(key, f"not of type {kind.value}", "take it out")
+    return BodyTerm(
+        type=kind,
+        max=_max(table),
+        tests=(*_tests(table, "equals", several=False), *_tests(table, "in", several=True), *_absent(table)),
+        keys=_keys(table),
+        operations=_operations(table) if graphql else frozenset(),
+    )
+
+
+def _max(table: Table) -> int:
+    text = table.text("max")
+    if not text:
+        return _DEFAULT
+    size = load_units.parse_size(text)
+    if size is None:
+        table.fault("max", f"got {show(text)}", load_units.size_hint(text))
+    elif size > MAX_BODY:
+        table.fault("max", f"got {show(text)}, expected at most {MAX_BODY >> 20}MiB: it is held in memory")
+    return size or _DEFAULT
+
+
+def _keys(table: Table) -> frozenset[str] | None:
+    return frozenset(table.texts("keys", empty=False)) if table.has("keys") else None
+
+
+def _tests(table: Table, key: str, *, several: bool) -> Iterator[FieldTest]:
+    for text, value in table.mapping(key):
+        where = f"{table.at(key)}.{show(text)}"
+        values = value if several else [value]
+        if not isinstance(values, list) or not values:
+            table.report.add(where, f"got {kind_of(value)}, expected an array of the values that it may have")
+            continue
+        path = _path(table, where, text)
+        scalars = tuple(_scalar(table, where, v) for v in values)
+        if path is not None:
+            yield FieldTest(path=path, values=scalars)
+
+
+def _absent(table: Table) -> Iterator[FieldTest]:
+    for i, text in enumerate(table.texts("absent")):
+        path = _path(table, f"{table.at('absent')}[{i}]", text)
+        if path is not None:
+            yield FieldTest(path=path, values=())
+
+
+def _path(table: Table, where: str, text: str) -> FieldPath | None:
+    try:
+        return FieldPath.parse(text)
+    except FieldPathError as fault:
+        table.report.add(where, fault.detail, fault.hint)
+        return None
+
+
+def _scalar(table: Table, where: str, value: object) -> Scalar:
+    if isinstance(value, str | int):
+        return value
+    table.report.add(where, f"got {kind_of(value)}, expected a string, an integer or a boolean", _QUOTE)
+    return ""
+
+
+def _operations(table: Table) -> frozenset[str]:
+    names = table.texts("operations", required=True, empty=False)
+    for i, name in enumerate(names):
+        if not _OPERATION.fullmatch(name):
+            table.report.add(
+                f"{table.at('operations')}[{i}]",
+                f'got {show(name)}, expected "query.FIELD", "mutation.FIELD", "subscription.FIELD" or "query.*"',
+                "FIELD is the field at the root, as the schema names it",
+            )
+    return frozenset(names)
