@@ -147,5 +147,5 @@ async def _session(
     session = Session(parts, peer, run, berth, spec, RunLimits(base, spec))
     session.chosen, session.caller, session.above = chosen, caller, parent
     if parent is not None:
-        parent.run.children.append(run)
+        parent.run.adopt(run)
     return session

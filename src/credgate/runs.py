@@ -1,10 +1,21 @@
 """One run as the daemon knows it: what crosses between session, gateway, resolver and ledger."""
 
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from rules.grants import Spent
 from rules.policy import Policy, Role
+
+
+def now() -> int:
+    """Nanoseconds of the clock that grants are measured by; it goes on while the machine sleeps."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def _nobody(_kind: str, _detail: str) -> None:
+    """Where no session listens for alarms the ledger's own line is all there is."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -12,7 +23,7 @@ class Run:
     """State of one run. `proof` is "" until the jail was read back: until then every request is refused."""
 
     id: str
-    policy: Policy  # the snapshot taken at the start
+    policy: Policy  # a snapshot: replaced as a whole by a reload, which counts `generation` up
     role: str
     gateway_ip: str  # the gateway's /32 as the jail sees it
     proxy_port: int
@@ -20,11 +31,26 @@ class Run:
     decoys: Mapping[str, str] = field(default_factory=dict)  # binding name -> the run's own placeholder value
     proof: str = ""
     revoked: bool = False
+    revoked_bindings: set[str] = field(default_factory=set)
+    paused: bool = False
+    generation: int = 0
+    spent: Spent = field(default_factory=lambda: Spent(started=now()))
+    alarm: Callable[[str, str], None] = field(default=_nobody, repr=False)  # kind, detail; must not raise
     allowed: int = 0
     denied: int = 0
     unasked: int = 0  # refusals that the look from inside provoked, among `denied`
     parent: str = ""  # id of the run that asked for this one
+    above: "Run | None" = field(default=None, repr=False)  # the run of that id
     children: "list[Run]" = field(default_factory=list, repr=False)  # child runs, ended ones too
+
+    def adopt(self, child: "Run") -> None:
+        """Make `child` a child of this run: from now on what bounds or closes this run bounds and closes it too."""
+        child.above = self
+        self.children.append(child)
+
+    def levels(self) -> "tuple[Run, ...]":
+        """This run, the one that asked for it, and so on upwards."""
+        return (self,) if self.above is None else (self, *self.above.levels())
 
     def requests(self) -> dict[str, int]:
         """What was judged for this run and its children: a child spends its parent's budget."""

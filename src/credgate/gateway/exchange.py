@@ -95,6 +95,8 @@ class ClientState:
     targets: dict[Key, Target] = field(default_factory=dict)
     pins: dict[Key, str] = field(default_factory=dict)  # the address that the open connection goes to
     exchanges: set[Exchange] = field(default_factory=set)  # with an intent and without an outcome
+    bindings: set[str] = field(default_factory=set)  # names of those that requests on this connection were allowed with
+    closed: bool = False  # killed: nothing more may be written down or sent for it
 
     @property
     def port(self) -> int:

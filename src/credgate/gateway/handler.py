@@ -190,7 +190,7 @@ class GateHandler(LiveConnectionHandler):
 
     def kill(self) -> None:
         """Close the client's connection and every upstream one at once, with nothing more sent on any."""
-        self.dead = True
+        self.dead = self.state.closed = True
         self.progressed()
         for exchange in self.state.exchanges:
             exchange.disarm()
@@ -205,7 +205,7 @@ class GateHandler(LiveConnectionHandler):
                 transport.handler.cancel("killed")
 
     def close(self, detail: str) -> None:
-        """End this connection because its run ended."""
+        """End this connection because its run ended, or what it was allowed was taken back."""
         if self.dead:
             return
         pending: tuple[Exchange, ...] = tuple(self.state.exchanges)
@@ -214,7 +214,7 @@ class GateHandler(LiveConnectionHandler):
             for exchange in pending:
                 self._hooks.judge.records.outcome(self.state, exchange, detail=detail)
         except LedgerError as error:
-            logger.error("gateway: a run ended and the ledger can't be written: %s", error.code)
+            logger.error("gateway: a connection was closed and the ledger can't be written: %s", error.code)
 
     # -- what the hooks ask for -------------------------------------------------------------------------------------
 

@@ -239,7 +239,9 @@ class Hooks:
         self.steps.broke(handler.state, exchange_of(flow))
 
     def _sent(self, handler: "GateHandler", flow: HTTPFlow, exchange: Exchange, data: bytes) -> bytes:
-        self.steps.sent(exchange, len(data))
+        refused = self.steps.sent(handler.state, exchange, len(data))
+        if refused is not None:  # in the middle of a body nothing is left but to break it off
+            handler.end(refused.reason, refused.hint)
         self._await_answer(handler, flow, exchange)
         return data
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mitmproxy.http import Headers, HTTPFlow
 
+from credgate.gateway import standing
 from credgate.gateway.dial import Dialler
 from credgate.gateway.exchange import ClientState, Exchange, Key, Target
 from credgate.gateway.records import Records
@@ -70,6 +71,10 @@ class Judge:
         request = exchange.request
         if request is None:
             return deny(Reason.INTERNAL)
+        state.bindings.update(binding.name for binding in allow.bindings)
+        refused = standing.may(state.run, allow, request)
+        if refused is not None:
+            return refused
         target = await self._target(state, allow, request, connected)
         if isinstance(target, Deny):
             return target
@@ -77,14 +82,14 @@ class Judge:
         exchange.pin = state.pins.get(target.key, "") or str(target.addresses[0])
         try:
             fields, bindings = await self._rewritten(state.run, request, allow)
-            return await self._noted(state, exchange, fields, bindings)
+            return await self._noted(state, exchange, fields, bindings, (allow, request))
         except (SecretUnavailable, InjectError):
             return deny(Reason.SECRET_UNAVAILABLE)
         except LedgerError:
             return deny(Reason.LEDGER_UNAVAILABLE)
 
     def _allow(self, run: Run, exchange: Exchange, wire: Wire) -> Allow | Deny:
-        closed = _closed(run)
+        closed = standing.closed(run)
         if closed is not None:
             return closed
         if exchange.fault is not None:
@@ -117,23 +122,29 @@ class Judge:
         return rewrite(request, allow, values, run.decoys), bindings
 
     async def _noted(
-        self, state: ClientState, exchange: Exchange, fields: Fields, bindings: Mapping[str, str]
+        self,
+        state: ClientState,
+        exchange: Exchange,
+        fields: Fields,
+        bindings: Mapping[str, str],
+        judged: tuple[Allow, Request],
     ) -> Fields | Deny:
-        closed = _closed(state.run)  # fetching took its time
+        closed = _over(state, judged[0])  # fetching took its time
+        if closed is None:
+            closed = standing.charge(state.run, *judged)
         if closed is not None:
             return closed
         exchange.intent_seq = self.records.intent(state, exchange, tuple(bindings), tuple(bindings.values()))
         state.exchanges.add(exchange)
         if bindings:
             await self.records.ledger.durable(exchange.intent_seq)
-        closed = _closed(state.run)
+        closed = _over(state, judged[0])
         return fields if closed is None else closed
 
 
-def _closed(run: Run) -> Deny | None:
-    if run.revoked:
-        return deny(Reason.REVOKED)
-    return None if run.proof else deny(Reason.PROOF_MISSING)
+def _over(state: ClientState, allow: Allow) -> Deny | None:
+    """What has changed since this request was judged: a reload closes every connection, a revocation some."""
+    return deny(Reason.REVOKED) if state.closed else standing.closed(state.run, allow)
 
 
 def apply(flow: HTTPFlow, exchange: Exchange, fields: Fields) -> None:

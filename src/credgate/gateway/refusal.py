@@ -23,7 +23,8 @@ _SENTENCES: dict[Reason, tuple[int, str]] = {
     Reason.UPSTREAM_TIMEOUT: (504, "The host did not answer in time."),
     Reason.NOT_HTTP: (400, "Only HTTP passes this gateway."),
     Reason.PROOF_MISSING: (403, "This run has not been proven confined yet."),
-    Reason.REVOKED: (403, "The rights of this run have been revoked."),
+    Reason.REVOKED: (403, "The rights that this request needs have been revoked."),
+    Reason.PAUSED: (403, "This run is paused after an alarm. The user can resume it."),
     Reason.LEDGER_UNAVAILABLE: (403, "The ledger can not be written, so nothing passes."),
     Reason.INTERNAL: (403, "The gateway could not judge this request, so it is refused."),
 }

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from credgate.gateway import standing
 from credgate.gateway.exchange import ClientState, Exchange, Key
 from credgate.gateway.judge import Fields, Judge
 from credgate.gateway.records import collect_ids
@@ -90,9 +91,12 @@ class Steps:
 
         exchange.timer = asyncio.get_running_loop().call_later(wait, late)
 
-    def sent(self, exchange: Exchange, size: int) -> None:
-        """Count bytes of the request's body that go out."""
-        exchange.req_bytes += size
+    def sent(self, state: ClientState, exchange: Exchange, size: int) -> Deny | None:
+        """Count bytes of the request's body that are about to go out. Deny: they must not, the connection ends."""
+        refused = standing.sent(state.run, size)
+        if refused is None:
+            exchange.req_bytes += size
+        return refused
 
     def answered(self, state: ClientState, exchange: Exchange, status: int, fields: Fields) -> Fields | None:
         """The answer's headers for the client; None where it is none that may pass. The caller lifts the stamp."""
