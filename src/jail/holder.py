@@ -4,7 +4,6 @@ Forked by the keeper, which has imported what is slow. It stays single-threaded:
 EINVAL in a process that has a second thread. No workload ever runs in this process.
 """
 
-import contextlib
 import ctypes
 import errno
 import os
@@ -12,7 +11,7 @@ import signal
 import socket
 from pathlib import Path
 
-from jail import berthfacts, fdpass, firewall, network
+from jail import berthfacts, fdpass, firewall, hostcauses, network
 from jail.berthfacts import GATE, INSIDE
 from jail.errors import JailError, Unsupported
 from jail.fdpass import Json
@@ -183,39 +182,7 @@ _HOST_SAYS_NO = {
 def _explained(error: JailError) -> JailError:
     if error.errno not in _HOST_SAYS_NO:
         return error
-    return Unsupported(error.code, error.detail, error.hint or _why(error.errno), error.errno)
-
-
-# What closes user namespaces on one distribution or another: path below /proc/sys, the value that does, what to say.
-_SWITCHES = (
-    ("user/max_user_namespaces", "0", "user namespaces are off; as root: sysctl -w user.max_user_namespaces=15000"),
-    ("user/max_net_namespaces", "0", "network namespaces are off; as root: sysctl -w user.max_net_namespaces=15000"),
-    (
-        "kernel/unprivileged_userns_clone",
-        "0",
-        "user namespaces are for root alone here; as root: sysctl -w kernel.unprivileged_userns_clone=1",
-    ),
-    (
-        "kernel/apparmor_restrict_unprivileged_userns",
-        "1",
-        "AppArmor restricts user namespaces: as root, give the interpreter a profile with userns, "
-        "or sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
-    ),
-)
-
-
-def _why(number: int) -> str:
-    """Say what closes namespaces on this host, in the order of likelihood."""
-    for path, closing, hint in _SWITCHES:
-        with contextlib.suppress(OSError):
-            if Path("/proc/sys", path).read_text().strip() == closing:
-                return hint
-    if number == errno.ENOSPC:
-        return "a limit on namespaces is used up or 0, here or in an outer one: user.max_*_namespaces"
-    with contextlib.suppress(OSError):
-        if "Seccomp:\t2" in Path("/proc/self/status").read_text():
-            return "an outer seccomp filter denies it: start the container with a profile that allows unshare and setns"
-    return "user namespaces must be allowed for ordinary users (and this process must not be in a chroot)"
+    return Unsupported(error.code, error.detail, error.hint or hostcauses.namespaces(error.errno), error.errno)
 
 
 def _check_single_threaded() -> None:

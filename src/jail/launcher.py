@@ -98,12 +98,11 @@ def _join(handles: Handles) -> None:
         new = os.CLONE_NEWNS | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWCGROUP | os.CLONE_NEWPID
         os.unshare(new)
     except OSError as error:
-        raise Unsupported(
-            "namespaces_refused",
-            f"joining the berth's namespaces: {error.strerror}",
-            "`credgate doctor` says what this host allows",
-            error.errno or 0,
-        ) from None
+        from jail import hostcauses  # noqa: PLC0415 - needed in this case alone
+
+        hint = hostcauses.namespaces(error.errno or 0)
+        detail = f"joining the berth's namespaces: {error.strerror}"
+        raise Unsupported("namespaces_refused", detail, hint, error.errno or 0) from None
 
 
 def _become_pid1(handles: Handles, peer: socket.socket, ttys: list[int]) -> None:

@@ -8,10 +8,12 @@ openat2 RESOLVE_IN_ROOT and no symlinks: a link planted in a work tree can't lea
 Standard library only.
 """
 
+import errno
 import os
 import stat
 import struct
 
+from jail import hostcauses
 from jail.errors import JailError
 from jail.plantypes import Operation
 from jail.syscalls import syscall
@@ -40,7 +42,11 @@ def build_root(operations: list[Operation]) -> None:
     """
     _private()
     sources = [_open_source(op) for op in operations]
-    root = _attach_root()
+    try:
+        root = _attach_root()
+    except OSError as error:
+        hint = hostcauses.mounting("", error.errno or 0)
+        raise JailError("mount_failed", f"a new root: {error.strerror}", hint, error.errno or 0) from None
     for op, source in zip(operations, sources, strict=True):
         try:
             _APPLY[op["op"]](root, op, source)
@@ -52,14 +58,17 @@ def build_root(operations: list[Operation]) -> None:
         _seal(root)
         _pivot(root)
     except OSError as error:
-        raise JailError("mount_failed", f"pivot: {error.strerror}", errno=error.errno or 0) from None
+        hint = hostcauses.mounting("", error.errno or 0)
+        raise JailError("mount_failed", f"pivot: {error.strerror}", hint, error.errno or 0) from None
 
 
 def _failed(op: Operation, error: OSError) -> JailError:
     what = f"{op['op']} at {os.fsencode(op['at'])!r}"
     if "from" in op:
         what += f" from {os.fsencode(op['from'])!r}"
-    hint = "a symlink on the way, or the path vanished after the plan was made" if error.errno in (2, 40) else ""
+    hint = hostcauses.mounting(op["op"], error.errno or 0)
+    if error.errno in (errno.ENOENT, errno.ELOOP):
+        hint = "a symlink on the way, or the path vanished after the plan was made"
     return JailError("mount_failed", f"{what}: {error.strerror}", hint, error.errno or 0)
 
 
@@ -68,7 +77,8 @@ def _private() -> None:
     try:
         syscall("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
     except OSError as error:
-        raise JailError("mount_failed", f"make / private: {error.strerror}", errno=error.errno or 0) from None
+        hint = hostcauses.mounting("", error.errno or 0)
+        raise JailError("mount_failed", f"make / private: {error.strerror}", hint, error.errno or 0) from None
 
 
 def _openat2(directory: int, path: str, flags: int, resolve: int) -> int:

@@ -8,19 +8,19 @@ setting a high bit).
 
 import errno
 import hashlib
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import BinaryIO
-
-import pyseccomp
-from pyseccomp import MASKED_EQ, Arg
+from typing import Any, BinaryIO
 
 from jail.errors import JailError, Unsupported
 from jail.syscalls import NUMBERS
 
-_ARCHES = {"x86_64": pyseccomp.Arch.X86_64, "aarch64": pyseccomp.Arch.AARCH64}
+type Compare = tuple[int, int, int]  # position of the argument, mask, value
+
+_ARCHES = {"x86_64": "X86_64", "aarch64": "AARCH64"}  # names of libseccomp's
 # Names that libseccomp knows and that have no number on an architecture: there is nothing to refuse.
 ABSENT = {"x86_64": frozenset[str](), "aarch64": frozenset({"iopl", "ioperm", "modify_ldt"})}
 
@@ -84,9 +84,23 @@ def compile_filter(*, arch: str, debug: bool = False, userns: bool = False) -> C
     return Compiled(bpf=bpf, sha256=hashlib.sha256(bpf).hexdigest(), pfc=_exported(made.export_pfc).decode())
 
 
-def _empty(arch: str) -> pyseccomp.SyscallFilter:
+@cache
+def _library() -> Any:
+    """The binding, whose import finds libseccomp. Raises Unsupported where it doesn't."""
+    try:
+        return importlib.import_module("pyseccomp")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise Unsupported(
+            "libseccomp_missing",
+            f"libseccomp can't be loaded: {error}",
+            "as root: apt-get install libseccomp2 (or dnf install libseccomp)",
+        ) from error
+
+
+def _empty(arch: str) -> Any:
+    pyseccomp = _library()
     # libseccomp takes a number for one of its own machine: one that it does not know can't be given for another.
-    if arch not in _ARCHES or pyseccomp.system_arch() != _ARCHES[arch]:
+    if arch not in _ARCHES or pyseccomp.system_arch() != getattr(pyseccomp.Arch, _ARCHES[arch]):
         raise Unsupported("arch_unsupported", f"no filter for {arch} here", f"run on {' or '.join(_ARCHES)}")
     made = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
     made.set_attr(pyseccomp.Attr.ACT_BADARCH, pyseccomp.KILL_PROCESS)
@@ -95,7 +109,8 @@ def _empty(arch: str) -> pyseccomp.SyscallFilter:
 
 def _number(arch: str, name: str) -> int | None:
     """The number to refuse; None where ABSENT says that the architecture has no such call."""
-    number: int = pyseccomp.resolve_syscall(_ARCHES[arch], name)
+    pyseccomp = _library()
+    number: int = pyseccomp.resolve_syscall(getattr(pyseccomp.Arch, _ARCHES[arch]), name)
     if number >= 0:
         return number
     if name in NUMBERS[arch]:  # newer than the libseccomp that is installed
@@ -105,11 +120,11 @@ def _number(arch: str, name: str) -> int | None:
     raise JailError("seccomp_name", f"system call {name} has no number on {arch}", "install libseccomp 2.5.4 or newer")
 
 
-def _by_argument(*, userns: bool) -> Iterator[tuple[int, str, tuple[Arg, ...]]]:
+def _by_argument(*, userns: bool) -> Iterator[tuple[int, str, tuple[Compare, ...]]]:
     for flag in (NEWNS,) if userns else CLONE_NEW:
-        yield errno.EPERM, "clone", (Arg(0, MASKED_EQ, flag, flag),)
+        yield errno.EPERM, "clone", ((0, flag, flag),)
     for flag in (NEWNS, NEWTIME) if userns else ():
-        yield errno.EPERM, "unshare", (Arg(0, MASKED_EQ, flag, flag),)
+        yield errno.EPERM, "unshare", ((0, flag, flag),)
     for request in IOCTLS.values():
         yield errno.EPERM, "ioctl", (_low(1, request),)
     for call in ("socket", "socketpair"):
@@ -117,31 +132,33 @@ def _by_argument(*, userns: bool) -> Iterator[tuple[int, str, tuple[Arg, ...]]]:
         yield from ((code, call, args) for code, args in _types_and_protocols())
 
 
-def _other_families() -> Iterator[Arg]:
+def _other_families() -> Iterator[Compare]:
     """Together these match every 32-bit number that is not in FAMILIES: the small ones, then any higher bit."""
     yield from (_low(0, family) for family in range(32) if family not in FAMILIES)
-    yield from (Arg(0, MASKED_EQ, 1 << bit, 1 << bit) for bit in range(5, 32))
+    yield from ((0, 1 << bit, 1 << bit) for bit in range(5, 32))
 
 
-def _types_and_protocols() -> Iterator[tuple[int, tuple[Arg, ...]]]:
+def _types_and_protocols() -> Iterator[tuple[int, tuple[Compare, ...]]]:
     # By family: libc opens its netlink sockets with SOCK_RAW, where it means nothing.
     for family in (INET, INET6):
         for kind in (RAW, PACKET):
-            yield errno.EPERM, (_low(0, family), Arg(1, MASKED_EQ, TYPE_MASK, kind))
+            yield errno.EPERM, (_low(0, family), (1, TYPE_MASK, kind))
         for protocol in PROTOCOLS.values():
             yield errno.EPROTONOSUPPORT, (_low(0, family), _low(2, protocol))
     # Any bit set: every protocol but NETLINK_ROUTE, which is 0.
     for bit in range(32):
-        yield errno.EPROTONOSUPPORT, (_low(0, NETLINK), Arg(2, MASKED_EQ, 1 << bit, 1 << bit))
+        yield errno.EPROTONOSUPPORT, (_low(0, NETLINK), (2, 1 << bit, 1 << bit))
 
 
-def _low(position: int, value: int) -> Arg:
-    return Arg(position, MASKED_EQ, LOW, value)
+def _low(position: int, value: int) -> Compare:
+    return (position, LOW, value)
 
 
-def _add(made: pyseccomp.SyscallFilter, code: int, nr: int | None, *args: Arg) -> None:
+def _add(made: Any, code: int, nr: int | None, *args: Compare) -> None:
+    pyseccomp = _library()
     try:
-        made.add_rule_exactly(pyseccomp.ERRNO(code), nr, *args)
+        terms = (pyseccomp.Arg(position, pyseccomp.MASKED_EQ, mask, value) for position, mask, value in args)
+        made.add_rule_exactly(pyseccomp.ERRNO(code), nr, *terms)
     except OSError as error:
         detail = f"libseccomp refused a rule for system call {nr}: {error.strerror}"
         raise JailError("seccomp_rule", detail, "", error.errno or 0) from error
