@@ -107,7 +107,8 @@ def install_tree(real: str, home: str) -> str:
     """The tree that a program was installed as, from its real path.
 
     A virtualenv, a node prefix (PREFIX/lib/node_modules/...), PREFIX/bin beside PREFIX/lib; else the
-    program's own directory, unless that is a directory of many programs (a bin), then the file alone.
+    program's own directory, unless that is a directory of many programs (a bin), then the file alone. Of a prefix that
+    much else lies in (the home, ~/.local), never the whole: of node's, its node_modules.
     """
     parts = Path(real)
     environment = _virtualenv(real)
@@ -115,14 +116,19 @@ def install_tree(real: str, home: str) -> str:
         return environment
     for parent in parts.parents:
         if parent.name == "node_modules" and parent.parent.name == "lib":
-            return str(parent.parent.parent)
+            prefix = parent.parent.parent
+            return str(parent if _shared(prefix, home) else prefix)
     folder = parts.parent
     prefix = folder.parent
-    private = str(prefix) not in (home, str(Path(home, ".local")), "/", "/usr/local")
-    if folder.name == "bin" and private and (prefix / "lib").is_dir():
+    if folder.name == "bin" and not _shared(prefix, home) and (prefix / "lib").is_dir():
         return str(prefix)
     many = folder.name in ("bin", "sbin") or str(folder) == home
     return real if many else str(folder)
+
+
+def _shared(prefix: Path, home: str) -> bool:
+    """A prefix that many programs and other files share, or that the home lies in."""
+    return prefix in (Path(home, ".local"), Path("/usr/local")) or Path(home).is_relative_to(prefix)
 
 
 def _virtualenv(path: str) -> str:

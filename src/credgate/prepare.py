@@ -131,6 +131,16 @@ def expose(tree: str, places: Places) -> None:
             raise PrepareError("tree_exposes_state", f"{tree}: holds or is part of {mine}", "choose another tree")
 
 
+def refuse_wide(tree: str, person: Person) -> None:
+    """Raise PrepareError for a tree that holds the home directory: keys, tokens and history would be in the jail."""
+    if under(person.home, tree):
+        raise PrepareError(
+            "tree_too_wide",
+            f"{tree}: holds your home directory",
+            "name narrower trees; install the command in a directory of its own",
+        )
+
+
 def refuse_group_trees(trees: Sequence[str], person: Person, groups: tuple[int, ...]) -> None:
     """Supplementary groups can't be dropped without root (measured): what only they open is not bound."""
     kept = set(groups) - {person.gid}
@@ -227,9 +237,10 @@ def jail_spec(
     workdir, write = work_tree(asked, role, person, places)
     command = find_command(asked.argv[0], asked.env, asked.cwd, SYSTEM, person.home)
     named, links = _named_trees(role, person, places)
-    trees = [tree for tree in dict.fromkeys([*command.trees, *named]) if tree != person.home]
-    for tree in command.trees:
+    trees = list(dict.fromkeys([*command.trees, *named]))
+    for tree in trees:
         expose(tree, places)
+        refuse_wide(tree, person)
     refuse_sockets([workdir, *trees])
     refuse_group_trees([workdir, *trees], person, asked.groups)
     cwd = os.path.realpath(asked.cwd)
@@ -285,14 +296,19 @@ def filter_of(role: Role) -> seccomp.Compiled:
 
 
 def _landlock(home: str, writable: str, *, userns: bool = False) -> dict[str, object]:
+    """Landlock goes up from a file through every mount point, and a right of an ancestor is one of the tree's: sockets
+    and FIFOs can't be made in a private tree that a writable work tree lies in, or they could be in that one too.
+    """
+    private = private_trees(home)
+    around = [tree for tree in private if writable and under(writable, tree)]
     return landlock.plan_for(
         landlock.abi(),
         read=["/"],
-        write=[writable] if writable else [],
+        write=[*around, writable] if writable else [],
         execute_all=True,
         dev_write=["/dev"],
         tcp_ports=None,  # servers of the jail's own on its loopback; the namespace is the boundary
-        private=private_trees(home),
+        private=[tree for tree in private if tree not in around],
         change=["/proc"] if userns else [],  # where the maps of a new user namespace are written
     )
 
