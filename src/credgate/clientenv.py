@@ -10,7 +10,10 @@ from credgate.errors import CredgateError
 from credgate.trust import INSIDE_BUNDLE, INSIDE_CA
 
 SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
-ALWAYS = ("TERM", "COLORTERM", "LANG", "LANGUAGE", "TZ")  # and LC_*: they hold no secret and clients look wrong without
+# They hold no secret, and clients look wrong without. Not LC_* as such: people pass values of any kind by such names.
+ALWAYS = ("TERM", "COLORTERM", "LANG", "LANGUAGE", "TZ", "LC_ALL", "LC_COLLATE", "LC_CTYPE", "LC_MESSAGES")
+LOCALE = ("LC_MONETARY", "LC_NUMERIC", "LC_TIME", "LC_ADDRESS", "LC_IDENTIFICATION", "LC_MEASUREMENT", "LC_NAME")
+LOCALE_MORE = ("LC_PAPER", "LC_TELEPHONE")
 BUNDLE_NAMES = [
     "SSL_CERT_FILE",
     "REQUESTS_CA_BUNDLE",
@@ -78,7 +81,7 @@ def build_environment(
             f'add "{unlisted[0]}" to its `env`',
             125,
         )
-    wanted = [*ALWAYS, *(name for name in caller if name.startswith("LC_")), *(named or allowed)]
+    wanted = [*ALWAYS, *LOCALE, *LOCALE_MORE, *(named or allowed)]
     env = {name: caller[name] for name in wanted if name in caller}
     proxy = f"http://{inside.gateway}:{inside.proxy_port}"  # with scheme: node, npm and ruby fail without
     return {
