@@ -8,6 +8,8 @@ import ctypes
 import json
 import os
 import platform
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -126,28 +128,47 @@ def seccomp() -> str:
     try:
         os.unshare(os.CLONE_NEWUSER)
     except PermissionError:
-        return "our filter loaded, shown by the kernel, and it refuses"
+        return f"filter {compiled.sha256[:16]} loaded, shown by the kernel, and it refuses"
     raise ProbeFailed("filter loaded, and a call that it refuses went through", "report the kernel")
 
 
 def cgroups() -> str:
-    """A cgroup v2 of our own with the controllers that bound memory and processes."""
-    lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    path = next((line[3:] for line in lines if line.startswith("0::")), None)
-    if path is None:
-        raise ProbeFailed("no cgroup v2 here", "boot with systemd.unified_cgroup_hierarchy=1")
-    parent = Path("/sys/fs/cgroup") / path.lstrip("/")
-    probe = parent / f"credgate-probe-{os.getpid()}"
-    probe.mkdir()
+    """A group as a run gets it: made, its limits read back, a process moved in, and removed again."""
+    from credgate.limits import base_for, held_by  # noqa: PLC0415
+    from jail.cgroups import Group  # noqa: PLC0415
+
+    base = base_for(os.getpid())
+    if base is None:
+        return _scope()
+    group = Group(base, f"probe{os.getpid()}", memory=64 << 20, processes=4)
+    child = os.fork()
+    if child == 0:
+        signal.pause()
     try:
-        lacks = [name for name in ("memory.max", "pids.max") if not (probe / name).exists()]
+        group.enter(child)
+        wrong = group.wrong([child])
     finally:
-        probe.rmdir()
-    if lacks:
-        raise ProbeFailed(
-            f"cgroup v2 without {', '.join(lacks)}", "delegate it: systemctl edit user@.service, Delegate=yes"
-        )
-    return "v2, delegated"
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        group.close()
+    if wrong:
+        raise ProbeFailed(f"a group was made and reads back otherwise: {wrong[0]}", "report the kernel")
+    return "; ".join(held_by(base, closes_swap=group.closes_swap))
+
+
+def _scope() -> str:
+    """Nothing is ours now; perhaps the user's service manager gives the daemon a scope."""
+    from credgate.limits import held_by  # noqa: PLC0415
+    from credgate.scope import in_scope  # noqa: PLC0415
+
+    runtime = {"XDG_RUNTIME_DIR": f"/run/user/{os.geteuid()}"}
+    argv = in_scope(["/bin/true"], runtime)
+    if argv is not None:
+        done = subprocess.run(argv, env=runtime, capture_output=True, text=True, timeout=10, check=False)
+        if done.returncode == 0:
+            return "cgroup v2, in a scope that the user's service manager gives the daemon"
+    mend = "as root: scripts/setup delegates a control group to the user who calls it by sudo (docs/limits.md)"
+    raise ProbeFailed(f"none is delegated to this user. in its place: {'; '.join(held_by(None))}", mend)
 
 
 def _libc(name: str, *args: bytes | int | None) -> None:

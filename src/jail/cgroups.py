@@ -223,7 +223,8 @@ class Group:
             for place in self.places:
                 os.mkdir(place.directory, 0o755)  # noqa: PTH102 - text
                 made.append(place)
-            for path, value in self._wanted().items():
+            self._files = self._wanted()
+            for path, value in self._files.items():
                 _write(path, value)
         except OSError as error:
             for place in made:
@@ -252,7 +253,7 @@ class Group:
     @property
     def closes_swap(self) -> bool:
         """Whether the kernel accounts swap to the group, which is then closed."""
-        return any("swap.max" in path or "memsw" in path for path in self._wanted())
+        return any("swap.max" in path or "memsw" in path for path in self._files)
 
     def enter(self, pid: int) -> None:
         """Move a process in. Raises JailError."""
@@ -278,7 +279,7 @@ class Group:
                 for place in self.places
                 if shown.get(place.controller) != place.shown
             ]
-        for path, value in self._wanted().items():
+        for path, value in self._files.items():
             try:
                 got = _read(path).strip()
             except OSError:

@@ -1,7 +1,9 @@
 """`credgate doctor`: each probe on this host, and what is said on a host that forbids it."""
 
+import contextlib
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +12,13 @@ import keyring.backend
 import pytest
 
 from credgate.commands.doctor import main
+from credgate.filters import VARIANTS
 from credgate.hostprobes import PROBES
 from credgate.paths import Places, private_dir
+from jail.seccomp import compile_filter
+from tests.delegated import delegated, groups
+
+NOBODY = 65534
 
 ROWS = [
     "python",
@@ -184,3 +191,40 @@ def test_a_host_with_user_namespaces_off_exits_3(tmp_path: Path):
     assert states["user namespaces"]["state"] == "missing"
     assert states["user namespaces"]["mend"] == "as root: sysctl -w user.max_user_namespaces=15000"
     assert states["landlock"]["state"] == "ok"
+
+
+@pytest.mark.needs("cgroup")
+def test_the_cgroup_probe_makes_a_group_and_takes_it_away():
+    def row() -> dict[str, object]:
+        if os.geteuid() != 0:
+            return probe("cgroups")
+        become = f"os.setgroups([]); os.setresgid(*[{uid}] * 3); os.setresuid(*[{uid}] * 3)"
+        return probe("cgroups", become)
+
+    uid = os.geteuid() or NOBODY
+    if uid == NOBODY:
+        closed = row()  # control: nothing is delegated to this user
+        assert closed["ok"] is False
+        assert "memory=summed by pid 1" in str(closed["detail"])
+        assert "docs/limits.md" in str(closed["mend"])
+    with delegated(uid) if uid == NOBODY else contextlib.nullcontext():
+        assert row()["ok"] is True
+        assert groups(uid) == []
+
+
+@pytest.mark.needs("seccomp")
+def test_the_filters_are_shown_with_their_digests(places: Places, capsys: pytest.CaptureFixture[str]):
+    main(["--json"])
+    made = json.loads(capsys.readouterr().out)["seccomp"]
+    assert list(made) == ["default", "allow_debug", "allow_userns", "allow_debug allow_userns"]
+    for name, (debug, userns) in VARIANTS.items():
+        assert made[name]["sha256"] == compile_filter(arch=platform.machine(), debug=debug, userns=userns).sha256
+        assert "action KILL_PROCESS" in made[name]["pfc"]
+    assert main(["--filter"]) == 0
+    assert capsys.readouterr().out.startswith(f"# sha256 {made['default']['sha256']}\n")
+
+
+def test_without_libseccomp_the_filter_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setitem(sys.modules, "jail.seccomp", None)
+    assert main(["--filter"]) == 3
+    assert "error: " in capsys.readouterr().err

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
+from credgate import filters
 from credgate.backends import FORCED, Backend, BackendKind, choose_backend
 from credgate.errors import CredgateError, print_error
 from credgate.paths import PlaceError, Places, check_private_dir
@@ -19,6 +20,7 @@ from credgate.text import escape
 _EXAMPLES = """examples:
   credgate doctor
   credgate doctor --json
+  credgate doctor --filter
 
 exit codes: 0 runs can be confined here, 3 something that they need is missing
 """
@@ -30,7 +32,6 @@ _SEALED = (
     "protects from: a copy of the file alone, a changed or swapped value. "
     "does not protect from: any process of yours outside a jail, root, a backup that holds both files"
 )
-_NO_CGROUP = "not used yet: pid 1 of the jail sums its memory and kills, RLIMIT_NPROC counts its processes"
 _LABELS = {
     "userns": "user namespaces",
     "netns": "network namespaces, veth",
@@ -69,7 +70,10 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--filter", action="store_true", help="print the system-call filter of a jail and end")
     options = parser.parse_args(argv)
+    if options.filter:
+        return _print_filter()
     try:
         places = Places.from_env(os.environ)
         checks = [_python(), *(_probed(name) for name in _LABELS), _keyring(places), _state(places)]
@@ -94,13 +98,10 @@ def _python() -> Check:
 def _probed(name: str) -> Check:
     answer = _ask_child(name)
     detail, mend = str(answer["detail"]), str(answer["mend"])
-    if name == "cgroups":
-        # not used by this version, so nothing is to be mended for it
-        detail = f"{detail}; {_NO_CGROUP}"
-        return Check(name=_LABELS[name], state=State.LESSER, detail=detail)
     if answer["ok"] is True:
         return Check(name=_LABELS[name], state=State.OK, detail=detail)
-    return Check(name=_LABELS[name], state=State.MISSING, detail=detail, mend=mend)
+    state = State.LESSER if name == "cgroups" else State.MISSING  # pid 1 of a jail sums where there is none
+    return Check(name=_LABELS[name], state=state, detail=detail, mend=mend)
 
 
 def _ask_child(name: str) -> Mapping[str, object]:
@@ -178,6 +179,16 @@ def _state(places: Places) -> Check:
     return Check(name="state files", state=State.OK, detail=f"{places.state} is yours alone; socket {socket}")
 
 
+def _print_filter() -> int:
+    """The readable form of the filter that a role without switches gets."""
+    made = filters.shown()
+    if not made:
+        hint = "`credgate doctor` says which, and how to get it"
+        return print_error(CredgateError("no_filter", "libseccomp or a call of it is missing", hint, _CANNOT))
+    sys.stdout.write(f"# sha256 {made['default']['sha256']}\n{made['default']['pfc']}")
+    return 0
+
+
 def _print_json(checks: Sequence[Check], status: int) -> None:
     host = {
         "kernel": platform.release(),
@@ -185,7 +196,8 @@ def _print_json(checks: Sequence[Check], status: int) -> None:
         "uid": os.geteuid(),
         "probed_as": _ordinary()[0],
     }
-    document = {"checks": [asdict(check) for check in checks], "host": host, "exit": status}
+    checked = [asdict(check) for check in checks]
+    document = {"checks": checked, "host": host, "seccomp": filters.shown(), "exit": status}
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
 
 
