@@ -15,21 +15,23 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, BinaryIO
 
+from jail.argrules import Compare, Rule, low, no_set_id, spare_pid1
 from jail.errors import JailError, Unsupported
 from jail.syscalls import NUMBERS
 
-type Compare = tuple[int, int, int]  # position of the argument, mask, value
-
 _ARCHES = {"x86_64": "X86_64", "aarch64": "AARCH64"}  # names of libseccomp's
 # Names that libseccomp knows and that have no number on an architecture: there is nothing to refuse.
-ABSENT = {"x86_64": frozenset[str](), "aarch64": frozenset({"iopl", "ioperm", "modify_ldt"})}
+ABSENT = {
+    "x86_64": frozenset[str](),
+    "aarch64": frozenset({"iopl", "ioperm", "modify_ldt", "open", "creat", "chmod", "mkdir", "mknod"}),
+}
 
 # Errno, then the names it answers. ENOSYS is what libc and libuv take for "an older kernel" and fall back from: with
 # EPERM for clone3 node aborts, and python and make can't start threads.
 CALLS: tuple[tuple[int, str], ...] = (
     (errno.EPERM, "unshare setns mount umount2 pivot_root chroot move_mount open_tree open_tree_attr"),
     (errno.EPERM, "fsopen fsmount fsconfig fspick mount_setattr"),
-    (errno.ENOSYS, "clone3 io_uring_setup io_uring_enter io_uring_register"),
+    (errno.ENOSYS, "clone3 openat2 io_uring_setup io_uring_enter io_uring_register"),
     (errno.EPERM, "ptrace process_vm_readv process_vm_writev pidfd_getfd kcmp perf_event_open"),
     (errno.EPERM, "bpf userfaultfd init_module finit_module delete_module kexec_load kexec_file_load reboot"),
     (errno.EPERM, "swapon swapoff acct quotactl quotactl_fd syslog fanotify_init fanotify_mark lookup_dcookie"),
@@ -52,7 +54,6 @@ TYPE_MASK = 0xF  # above it: SOCK_CLOEXEC, SOCK_NONBLOCK
 # MPTCP goes around Landlock's and netfilter's view of TCP; the rest is code that no agent needs.
 PROTOCOLS = {"DCCP": 33, "SCTP": 132, "UDPLITE": 136, "SMC": 256, "MPTCP": 262}
 IOCTLS = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C}  # type into, or paste on, a terminal that others read
-LOW = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,9 @@ def compile_filter(*, arch: str, debug: bool = False, userns: bool = False) -> C
             if nr is not None and name not in opened:
                 _add(made, code, nr)
     for code, name, args in _by_argument(userns=userns):
-        _add(made, code, _number(arch, name), *args)
+        nr = _number(arch, name)
+        if nr is not None:
+            _add(made, code, nr, *args)
     bpf = _exported(made.export_bpf)
     return Compiled(bpf=bpf, sha256=hashlib.sha256(bpf).hexdigest(), pfc=_exported(made.export_pfc).decode())
 
@@ -120,13 +123,15 @@ def _number(arch: str, name: str) -> int | None:
     raise JailError("seccomp_name", f"system call {name} has no number on {arch}", "install libseccomp 2.5.4 or newer")
 
 
-def _by_argument(*, userns: bool) -> Iterator[tuple[int, str, tuple[Compare, ...]]]:
+def _by_argument(*, userns: bool) -> Iterator[Rule]:
+    yield from spare_pid1()
+    yield from no_set_id()
     for flag in (NEWNS,) if userns else CLONE_NEW:
         yield errno.EPERM, "clone", ((0, flag, flag),)
     for flag in (NEWNS, NEWTIME) if userns else ():
         yield errno.EPERM, "unshare", ((0, flag, flag),)
     for request in IOCTLS.values():
-        yield errno.EPERM, "ioctl", (_low(1, request),)
+        yield errno.EPERM, "ioctl", (low(1, request),)
     for call in ("socket", "socketpair"):
         yield from ((errno.EAFNOSUPPORT, call, (family,)) for family in _other_families())
         yield from ((code, call, args) for code, args in _types_and_protocols())
@@ -134,7 +139,7 @@ def _by_argument(*, userns: bool) -> Iterator[tuple[int, str, tuple[Compare, ...
 
 def _other_families() -> Iterator[Compare]:
     """Together these match every 32-bit number that is not in FAMILIES: the small ones, then any higher bit."""
-    yield from (_low(0, family) for family in range(32) if family not in FAMILIES)
+    yield from (low(0, family) for family in range(32) if family not in FAMILIES)
     yield from ((0, 1 << bit, 1 << bit) for bit in range(5, 32))
 
 
@@ -142,19 +147,15 @@ def _types_and_protocols() -> Iterator[tuple[int, tuple[Compare, ...]]]:
     # By family: libc opens its netlink sockets with SOCK_RAW, where it means nothing.
     for family in (INET, INET6):
         for kind in (RAW, PACKET):
-            yield errno.EPERM, (_low(0, family), (1, TYPE_MASK, kind))
+            yield errno.EPERM, (low(0, family), (1, TYPE_MASK, kind))
         for protocol in PROTOCOLS.values():
-            yield errno.EPROTONOSUPPORT, (_low(0, family), _low(2, protocol))
+            yield errno.EPROTONOSUPPORT, (low(0, family), low(2, protocol))
     # Any bit set: every protocol but NETLINK_ROUTE, which is 0.
     for bit in range(32):
-        yield errno.EPROTONOSUPPORT, (_low(0, NETLINK), (2, 1 << bit, 1 << bit))
+        yield errno.EPROTONOSUPPORT, (low(0, NETLINK), (2, 1 << bit, 1 << bit))
 
 
-def _low(position: int, value: int) -> Compare:
-    return (position, LOW, value)
-
-
-def _add(made: Any, code: int, nr: int | None, *args: Compare) -> None:
+def _add(made: Any, code: int, nr: int, *args: Compare) -> None:
     pyseccomp = _library()
     try:
         terms = (pyseccomp.Arg(position, pyseccomp.MASKED_EQ, mask, value) for position, mask, value in args)

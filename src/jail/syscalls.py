@@ -29,6 +29,7 @@ _SHARED = {
     "landlock_create_ruleset": 444,
     "landlock_add_rule": 445,
     "landlock_restrict_self": 446,
+    "fchmodat2": 452,
     "statmount": 457,
     "listmount": 458,
     "open_tree_attr": 467,

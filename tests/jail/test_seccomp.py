@@ -4,10 +4,12 @@ import ctypes
 import errno
 import fcntl
 import hashlib
+import json
 import mmap
 import os
 import platform
 import pty
+import resource
 import signal
 import socket
 import struct
@@ -15,6 +17,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pyseccomp
 import pytest
@@ -22,10 +25,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jail import seccomp
+from jail.argrules import Rule, no_set_id, spare_pid1
 from jail.bpf import load, no_new_privs
 from jail.errors import JailError, Unsupported
 from jail.seccomp import CALLS, CLONE_NEW, FAMILIES, IOCTLS, PROTOCOLS, compile_filter
 from jail.syscalls import call
+from tests.jail import own
 from tests.jail.forked import USERS, attempt, run
 
 MACHINE = platform.machine()
@@ -48,6 +53,9 @@ shutdown getsockopt setsockopt memfd_create personality prctl seccomp shmget fut
 landlock_create_ruleset landlock_add_rule landlock_restrict_self
 """
 MUST_STAY = STAYS.split()
+TARGETED = "sched_setscheduler sched_setparam sched_setattr sched_setaffinity prlimit64 setpgid setpriority ioprio_set"
+WITH_MODE = "chmod fchmod fchmodat fchmodat2 creat mkdir mkdirat mknod mknodat open openat"
+BY_ARGUMENT = {number(name): name for name in f"{TARGETED} {WITH_MODE}".split() if name not in seccomp.ABSENT[MACHINE]}
 
 
 def guards() -> None:
@@ -104,7 +112,33 @@ def wanted(nr: int, args: tuple[int, ...]) -> set[int]:
         return {refused(errno.EPERM)}
     if nr in (number("socket"), number("socketpair")):
         return wanted_of_socket(*low[:3]) or {ALLOW}
-    return {ALLOW}
+    name = BY_ARGUMENT.get(nr, "")
+    return {refused(errno.EPERM)} if name and (reaches_pid1(name, low) or sets_id(name, low)) else {ALLOW}
+
+
+def reaches_pid1(name: str, low: tuple[int, ...]) -> bool:
+    match name:
+        case "sched_setscheduler" | "sched_setparam" | "sched_setattr" | "sched_setaffinity" | "prlimit64":
+            return low[0] == 1
+        case "setpgid":
+            return low[1] == 1
+        case "setpriority":
+            return low[0] in (1, 2) or low[:2] == (0, 1)
+        case "ioprio_set":
+            return low[0] in (2, 3) or low[:2] == (1, 1)
+    return False
+
+
+def sets_id(name: str, low: tuple[int, ...]) -> bool:
+    match name:
+        case "chmod" | "fchmod" | "creat" | "mkdir" | "mknod":
+            return bool(low[1] & 0o6000)
+        case "fchmodat" | "fchmodat2" | "mkdirat" | "mknodat":
+            return bool(low[2] & 0o6000)
+        case "open" | "openat":
+            flags, mode = low[1:3] if name == "open" else low[2:4]
+            return bool(flags & (os.O_CREAT | os.O_TMPFILE & ~os.O_DIRECTORY) and mode & 0o6000)
+    return False
 
 
 def wanted_of_socket(family: int, kind: int, protocol: int) -> set[int]:
@@ -121,11 +155,13 @@ def wanted_of_socket(family: int, kind: int, protocol: int) -> set[int]:
 words = st.one_of(
     st.sampled_from([0, 1, 2, 3, 10, 16, 17, 31, 32, 40, 41, 44, 45, 46, 63, 64, 255, 256, 33, 132, 136, 262]),
     st.sampled_from([*IOCTLS.values(), *CLONE_NEW, 0x5413, 0x80802, 2**31, 2**32 - 1]),
+    st.sampled_from([0o4755, 0o2755, 0o755, 0o1777, os.O_CREAT, os.O_TMPFILE, os.O_CREAT | os.O_WRONLY]),
     st.integers(0, 2**32 - 1),
 )
 registers = st.builds(lambda low, high: low | high << 32, words, st.sampled_from([0, 0, 1, 0x80000000, 0xFFFFFFFF]))
 calls = st.one_of(
     st.sampled_from([number(n) for n in ("socket", "socketpair", "clone", "ioctl")]),
+    st.sampled_from(sorted(BY_ARGUMENT)),
     st.integers(0, 480),
     st.integers(X32, X32 + 600),
     st.integers(0, 2**32 - 2),  # -1 is a tracer's "skip this call", which libseccomp lets through
@@ -136,6 +172,8 @@ calls = st.one_of(
 @example(number("socket"), (1 << 32 | 40, 1, 0, 0, 0, 0))
 @example(number("ioctl"), (0, 1 << 32 | 0x5412, 0, 0, 0, 0))
 @example(number("clone"), (1 << 32 | 0x10000000, 0, 0, 0, 0, 0))
+@example(number("setpriority"), (1 << 32, 1 << 32 | 1, 19, 0, 0, 0))
+@example(number("fchmodat"), (0, 0, 1 << 32 | 0o4755, 0, 0, 0))
 def test_bytes_do_what_the_table_says(nr: int, args: tuple[int, ...]) -> None:
     assert verdict(nr, args) in wanted(nr, args)
 
@@ -209,9 +247,14 @@ def test_same_bytes_each_time() -> None:
     assert compile_filter(arch=MACHINE) == first
 
 
+def argrules() -> list[Rule]:
+    return [*spare_pid1(), *no_set_id()]
+
+
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
 def test_every_name_has_a_number_or_is_listed_as_absent(arch: str) -> None:
-    none = {name for _, names in CALLS for name in names.split() if seccomp._number(arch, name) is None}
+    names = [name for _, names in CALLS for name in names.split()] + [name for _, name, _ in argrules()]
+    none = {name for name in names if seccomp._number(arch, name) is None}
     assert none == seccomp.ABSENT[arch]
 
 
@@ -346,6 +389,137 @@ def test_tioclinux_is_refused_by_the_filter() -> None:
 
     assert attempt(paste).value == errno.ENOTTY
     assert attempt(paste, guards=guards).value == errno.EPERM
+
+
+def beside_pid1(act: Callable[[], object], *, filtered: bool) -> list[object]:
+    """What `act` returned or its errno, in a child of a pid 1 of the same user, and what that pid 1 then is."""
+
+    def action() -> object:
+        own.user_namespace()
+        os.unshare(os.CLONE_NEWPID)
+        reader, writer = os.pipe()
+        init = os.fork()
+        if init == 0:
+            os.setsid()
+            child = os.fork()
+            if child == 0:
+                if filtered:
+                    guards()
+                code = errno_of(act)
+                os._exit(code)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            state = [os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), len(os.sched_getaffinity(0)) > 1]
+            os.write(writer, json.dumps([code, *state, list(resource.getrlimit(resource.RLIMIT_CORE))]).encode())
+            os._exit(0)
+        os.waitpid(init, 0)
+        return json.loads(os.read(reader, 4096))
+
+    made = attempt(action, uid=USERS[-1])
+    assert isinstance(made.value, list), made
+    return made.value
+
+
+def into_its_group() -> None:
+    os.setpgid(0, 1)
+    os.setpriority(os.PRIO_PGRP, 0, 19)
+
+
+SLOWING: dict[str, Callable[[], object]] = {
+    "scheduler": lambda: os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0)),
+    "param": lambda: os.sched_setparam(1, os.sched_param(0)),
+    "affinity": lambda: os.sched_setaffinity(1, {min(os.sched_getaffinity(0))}),
+    "priority": lambda: os.setpriority(os.PRIO_PROCESS, 1, 19),
+    "group": lambda: os.setpriority(os.PRIO_PGRP, 1, 19),
+    "user": lambda: os.setpriority(os.PRIO_USER, 0, 19),
+    "joined group": into_its_group,
+    "io priority": lambda: call(number("ioprio_set"), 1, 1, 3 << 13),
+    "high bits": lambda: call(number("setpriority"), 1 << 32, 1 << 32 | 1, 19),
+    "limits": lambda: resource.prlimit(1, resource.RLIMIT_CORE, (0, 0)),
+}
+
+
+@pytest.mark.needs("userns")
+@pytest.mark.parametrize("act", SLOWING.values(), ids=SLOWING)
+def test_pid_1_can_not_be_slowed_down(act: Callable[[], object]) -> None:
+    code, *state = beside_pid1(act, filtered=True)
+    assert code == errno.EPERM
+    assert state == beside_pid1(lambda: None, filtered=True)[1:]
+
+
+@pytest.mark.needs("userns")
+@pytest.mark.parametrize("act", SLOWING.values(), ids=SLOWING)
+def test_control_pid_1_is_slowed_down_without_the_filter(act: Callable[[], object]) -> None:
+    assert beside_pid1(act, filtered=False)[0] == 0
+
+
+def test_a_program_changes_itself_and_its_children() -> None:
+    def changed() -> list[object]:
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        os.setpriority(os.PRIO_PROCESS, child, 7)
+        os.sched_setscheduler(child, os.SCHED_BATCH, os.sched_param(0))
+        os.sched_setaffinity(child, os.sched_getaffinity(0))
+        resource.prlimit(child, resource.RLIMIT_CORE, (0, 0))
+        os.setpgid(child, child)
+        seen = [os.getpriority(os.PRIO_PROCESS, child), os.sched_getscheduler(child), os.nice(3)]
+        os.kill(child, signal.SIGKILL)
+        return seen
+
+    assert attempt(changed, guards=guards).value == [7, os.SCHED_BATCH, os.getpriority(os.PRIO_PROCESS, 0) + 3]
+
+
+def marked(how: str, where: Path) -> int:
+    """Make a file or directory with a set-ID bit one way or another; returns the bits that it has in the end."""
+    path = where / how
+    match how:
+        case "creat":
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o6755))
+        case "tmpfile":
+            descriptor = os.open(where, os.O_TMPFILE | os.O_WRONLY, 0o4755)
+            return os.fstat(descriptor).st_mode & 0o6000
+        case "openat2":
+            how_ = struct.pack("=QQQ", os.O_CREAT | os.O_WRONLY, 0o4755, 0)
+            call(number("openat2"), -100, bytes(path), ctypes.create_string_buffer(how_, 24), 24)
+        case "mkdir":  # the kernel itself drops both bits of mkdir's mode
+            path.mkdir()
+            path.chmod(0o2755)
+        case "mknod":
+            os.mknod(path, 0o104755)
+        case "chmod" | "fchmod":
+            path.touch()
+            path.chmod(0o6755) if how == "chmod" else os.chmod(os.open(path, os.O_RDONLY), 0o6755)
+        case "fchmodat2":
+            path.touch()
+            call(452, -100, bytes(path), 0o6755, 0)
+    return path.stat().st_mode & 0o6000
+
+
+SET_ID = ["creat", "tmpfile", "openat2", "mkdir", "mknod", "chmod", "fchmod", "fchmodat2"]
+
+
+@pytest.mark.parametrize("how", SET_ID)
+def test_no_file_gets_a_set_id_bit(how: str, tmp_path: Path) -> None:
+    outcome = attempt(lambda: marked(how, tmp_path), guards=guards)
+    assert outcome.errno == (errno.ENOSYS if how == "openat2" else errno.EPERM)
+    assert not any(path.stat().st_mode & 0o6000 for path in tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("how", SET_ID)
+def test_control_a_set_id_bit_without_the_filter(how: str, tmp_path: Path) -> None:
+    outcome = attempt(lambda: marked(how, tmp_path))
+    if how == "fchmodat2" and outcome.errno == errno.ENOSYS:
+        pytest.skip("the kernel has no fchmodat2")
+    assert outcome.value
+
+
+def test_git_tar_and_ordinary_modes(tmp_path: Path) -> None:
+    script = (
+        "umask 022; mkdir -m 1777 d; touch d/x; chmod 755 d/x; git init -q r && git -C r status -s && "
+        "tar cf t.tar d && mkdir e && tar xpf t.tar -C e && nice -n 3 true && stat -c %a e/d e/d/x"
+    )
+    done = run(["sh", "-c", f"cd {tmp_path} && {script}"], guards=guards)
+    assert done == (0, "1777\n755\n")
 
 
 def cloned(flags: int) -> object:
