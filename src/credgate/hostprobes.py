@@ -14,15 +14,10 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from jail import hostcauses
 from jail.errors import JailError
 
-_SWITCHES = (  # what may be the cause, looked at only after the attempt failed
-    ("user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=15000"),
-    ("user/max_net_namespaces", "0", "sysctl -w user.max_net_namespaces=15000"),
-    ("kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
-    ("kernel/apparmor_restrict_unprivileged_userns", "1", "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),
-)
-_MS_REC, _MS_PRIVATE = 0x4000, 0x40000
+_NO_PTRACE = 2  # from here on Yama wants a capability that a jail never has
 
 
 class ProbeFailed(Exception):
@@ -65,22 +60,44 @@ def netns() -> str:
 
 
 def mounts() -> str:
-    """A mount namespace with a file system of its own and the mount calls of Linux 5.12."""
-    from jail import syscalls  # noqa: PLC0415
+    """A mount namespace with file systems of its own, by the calls that a jail's root is built with."""
+    from jail import mounts as building  # noqa: PLC0415
 
     _enter(os.CLONE_NEWNS)
-    _libc("mount", b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
-    _libc("mount", b"tmpfs", b"/tmp", b"tmpfs", 0, b"size=64k")  # in this namespace alone
-    if os.listdir("/tmp"):  # noqa: PTH208, S108
-        raise ProbeFailed("a new tmpfs isn't empty", "")
-    for name in ("open_tree", "mount_setattr", "openat2"):
-        # bad arguments: EINVAL or EFAULT from a kernel that has the call, ENOSYS from one that doesn't
+    building.trial()
+    return "tmpfs and devpts mounted, a tree cloned read-only with what is mounted in it"
+
+
+def proc() -> str:
+    """A fresh /proc in a pid namespace of its own; refused where parts of the one that is here are covered."""
+    from jail import mounts as building  # noqa: PLC0415
+
+    _enter(os.CLONE_NEWNS | os.CLONE_NEWPID)
+    child = os.fork()  # the first process of the new pid namespace: only it can mount its /proc
+    if child == 0:
         try:
-            syscalls.syscall(name, -1, None, 0, None, 0)
+            building.trial_proc()
         except OSError as error:
-            if error.strerror == os.strerror(38):
-                raise ProbeFailed(f"{name} is not there", "boot Linux 5.12 or newer") from error
-    return "tmpfs mounted; open_tree, mount_setattr, openat2 are there"
+            os._exit(error.errno or 255)
+        os._exit(0)
+    number = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if number:
+        raise OSError(number, os.strerror(number))
+    return "a fresh one mounted in a pid namespace"
+
+
+def yama() -> str:
+    """What Yama leaves of ptrace for a role with allow_debug. A jail needs none, and its read-back attaches to none."""
+    try:
+        scope = int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii"))
+    except FileNotFoundError:
+        return "Yama is not here: allow_debug opens all of ptrace inside the jail"
+    if scope >= _NO_PTRACE:
+        raise ProbeFailed(
+            f"ptrace_scope is {scope}: allow_debug opens nothing, debuggers fail in the jail as they do outside",
+            "as root: sysctl -w kernel.yama.ptrace_scope=1 (3 stays until the next boot)",
+        )
+    return f"ptrace_scope is {scope}: allow_debug opens " + ("tracing of own children" if scope else "all of ptrace")
 
 
 def nftables() -> str:
@@ -178,28 +195,18 @@ def _libc(name: str, *args: bytes | int | None) -> None:
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
-def cause() -> str:
-    """The switch that most likely closes namespaces here, as a command for root."""
-    for name, closing, mend in _SWITCHES:
-        try:
-            value = Path("/proc/sys", name).read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        if value == closing:
-            return f"as root: {mend}"
-    return "allow user namespaces for ordinary users; in a container: allow unshare, setns and mount in its profile"
-
-
 PROBES: Mapping[str, Callable[[], str]] = {
     "userns": userns,
     "netns": netns,
     "mounts": mounts,
+    "proc": proc,
     "nftables": nftables,
     "landlock": landlock,
     "seccomp": seccomp,
     "cgroups": cgroups,
+    "yama": yama,
 }
-_BY_NAMESPACE = frozenset({"userns", "netns", "mounts", "nftables"})
+_BY_NAMESPACE = frozenset({"userns", "netns", "nftables"})
 
 
 def attempt(name: str) -> dict[str, object]:
@@ -209,10 +216,18 @@ def attempt(name: str) -> dict[str, object]:
     except ProbeFailed as failed:
         return {"ok": False, "detail": failed.detail, "mend": failed.mend}
     except JailError as error:
-        return {"ok": False, "detail": error.detail, "mend": error.hint or (cause() if name in _BY_NAMESPACE else "")}
+        return {"ok": False, "detail": error.detail, "mend": error.hint or _mend(name, error.errno)}
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        return {"ok": False, "detail": f"refused: {why}", "mend": cause() if name in _BY_NAMESPACE else ""}
+        return {"ok": False, "detail": f"refused: {why}", "mend": _mend(name, error.errno or 0)}
+
+
+def _mend(name: str, number: int) -> str:
+    if name in _BY_NAMESPACE:
+        return hostcauses.namespaces(number)
+    # A namespace that could not even be made is the first cause; the mount would be the second.
+    closed = hostcauses.switched_off()
+    return closed or hostcauses.mounting(name, number) if name in ("mounts", "proc") else ""
 
 
 if __name__ == "__main__":

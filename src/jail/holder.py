@@ -32,6 +32,9 @@ def hold(sock: socket.socket, open_firewall: firewall.Open, keeper: int) -> None
     except JailError as error:
         fdpass.send(sock, _explained(error).to_json())
         return
+    except OSError as error:  # setns between the two namespaces, a descriptor: what the kernel gave ordinary users once
+        fdpass.send(sock, _explained(_closed("berth_step", "building a berth", error)).to_json())
+        return
     fdpass.send(sock, {"ok": True})
     while (request := fdpass.recv(sock)) is not None:
         try:

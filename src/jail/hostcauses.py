@@ -7,7 +7,6 @@ Each answer is a hint that says what to do. `/proc` is a parameter for tests of 
 import errno
 import os
 
-APPARMOR = "kernel/apparmor_restrict_unprivileged_userns"
 # What closes namespaces on one distribution or another: path below /proc/sys, the value that does, what to say.
 SWITCHES = (
     ("user/max_user_namespaces", "0", "user namespaces are off; as root: sysctl -w user.max_user_namespaces=15000"),
@@ -18,7 +17,7 @@ SWITCHES = (
         "user namespaces are for root alone here; as root: sysctl -w kernel.unprivileged_userns_clone=1",
     ),
     (
-        APPARMOR,
+        "kernel/apparmor_restrict_unprivileged_userns",
         "1",
         "AppArmor takes the rights of user namespaces away here; give this interpreter a profile: credgate doctor "
         "--apparmor | sudo tee /etc/apparmor.d/credgate && sudo apparmor_parser -r /etc/apparmor.d/credgate",
@@ -39,12 +38,17 @@ OLD_KERNEL = "boot Linux 5.12 or newer"
 
 def namespaces(number: int, proc: str = "/proc") -> str:
     """What closes namespaces, after an attempt answered errno `number`; in the order of likelihood."""
-    for path, closing, hint in SWITCHES:
-        if _read(f"{proc}/sys/{path}").strip() == closing:
-            return hint
+    hint = switched_off(proc)
+    if hint:
+        return hint
     if number == errno.ENOSPC:
         return USED_UP
     return OUTER_FILTER if filtered(proc) else ANY_NAMESPACE
+
+
+def switched_off(proc: str = "/proc") -> str:
+    """The hint of the first switch that closes namespaces here, "" where none does."""
+    return next((hint for path, value, hint in SWITCHES if _read(f"{proc}/sys/{path}").strip() == value), "")
 
 
 def mounting(operation: str, number: int, proc: str = "/proc") -> str:
@@ -59,8 +63,9 @@ def mounting(operation: str, number: int, proc: str = "/proc") -> str:
         return ""
     if operation == "proc":
         return MASKED_PROC
-    if _read(f"{proc}/sys/{APPARMOR}").strip() == "1":
-        return next(hint for path, _, hint in SWITCHES if path == APPARMOR)
+    closed = switched_off(proc)
+    if closed:
+        return closed
     return OUTER_FILTER if filtered(proc) else "a security module of this host denies mounting in a user namespace"
 
 

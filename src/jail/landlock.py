@@ -41,6 +41,11 @@ NET_BITS = ((4, BIND_TCP | CONNECT_TCP),)
 SCOPE_BITS = ((6, SCOPE_ABSTRACT_UNIX | SCOPE_SIGNAL),)
 NEWEST_KNOWN = 7
 
+FS_NAMES = (  # by bit
+    *("execute", "write_file", "read_file", "read_dir", "remove_dir", "remove_file", "make_char", "make_dir"),
+    *("make_reg", "make_sock", "make_fifo", "make_block", "make_sym", "refer", "truncate", "ioctl_dev"),
+)
+
 # The kernel answers EINVAL to a rule on a file that names a right of directories.
 OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
 
@@ -79,6 +84,17 @@ def missing(version: int) -> list[str]:
     """What a kernel of this ABI does not govern, by name; the caller decides if another guard covers it."""
     names = ((2, "refer"), (3, "truncate"), (4, "tcp"), (5, "ioctl_dev"), (6, "scope"))
     return [name for since, name in names if version < since]
+
+
+def rights(version: int) -> dict[str, list[str]]:
+    """What a kernel of this ABI governs, by the kernel's names: of files, TCP and scopes."""
+    names = {
+        "fs": (FS_NAMES, FS_BITS),
+        "net": (("bind_tcp", "connect_tcp"), NET_BITS),
+        "scope": (("abstract_unix_socket", "signal"), SCOPE_BITS),
+    }
+    governed = {kind: known(table, version) for kind, (_, table) in names.items()}
+    return {k: [name for bit, name in enumerate(of) if governed[k] >> bit & 1] for k, (of, _) in names.items()}
 
 
 def plan_for(

@@ -72,6 +72,25 @@ def _failed(op: Operation, error: OSError) -> JailError:
     return JailError("mount_failed", f"{what}: {error.strerror}", hint, error.errno or 0)
 
 
+def trial() -> None:
+    """For a look at the host, in a mount namespace of the caller's own: each kind of call once. Raises JailError,
+    OSError.
+    """
+    _private()
+    os.close(_filesystem("tmpfs", {"size": "64k"}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV))
+    os.close(_filesystem("devpts", {"newinstance": None, "ptmxmode": "0666"}, MOUNT_ATTR_NOSUID))
+    found = _openat2(AT_FDCWD, "/usr", os.O_PATH, RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)
+    tree = _clone(found, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_RDONLY)
+    _attach(tree, found)
+    os.close(tree)
+    os.close(found)
+
+
+def trial_proc() -> None:
+    """The same for a fresh /proc, by the first process of a new pid namespace. Raises OSError."""
+    os.close(_filesystem("proc", {}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC))
+
+
 def _private() -> None:
     # The host's mounts must not see ours, nor the other way round once the tree is built.
     try:

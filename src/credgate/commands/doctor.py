@@ -11,16 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from credgate import filters
+from credgate import apparmor, filters
 from credgate.backends import FORCED, Backend, BackendKind, choose_backend
 from credgate.errors import CredgateError, print_error
 from credgate.paths import PlaceError, Places, check_private_dir
 from credgate.text import escape
+from jail import landlock
+from jail.errors import JailError
 
 _EXAMPLES = """examples:
   credgate doctor
   credgate doctor --json
   credgate doctor --filter
+  credgate doctor --apparmor | sudo tee /etc/apparmor.d/credgate
 
 exit codes: 0 runs can be confined here, 3 something that they need is missing
 """
@@ -36,10 +39,12 @@ _LABELS = {
     "userns": "user namespaces",
     "netns": "network namespaces, veth",
     "mounts": "mounts",
+    "proc": "fresh /proc",
     "nftables": "nftables",
     "landlock": "landlock",
     "seccomp": "seccomp",
     "cgroups": "cgroups",
+    "yama": "debugging inside",
 }
 
 
@@ -71,9 +76,13 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument("--filter", action="store_true", help="print the system-call filter of a jail and end")
+    parser.add_argument("--apparmor", action="store_true", help=f"print the profile for {apparmor.PLACE} and end")
     options = parser.parse_args(argv)
     if options.filter:
         return _print_filter()
+    if options.apparmor:
+        sys.stdout.write(apparmor.profile(sys.executable))
+        return 0
     try:
         places = Places.from_env(os.environ)
         checks = [_python(), *(_probed(name) for name in _LABELS), _keyring(places), _state(places)]
@@ -100,7 +109,8 @@ def _probed(name: str) -> Check:
     detail, mend = str(answer["detail"]), str(answer["mend"])
     if answer["ok"] is True:
         return Check(name=_LABELS[name], state=State.OK, detail=detail)
-    state = State.LESSER if name == "cgroups" else State.MISSING  # pid 1 of a jail sums where there is none
+    # Without a group pid 1 of a jail sums; without ptrace a role's allow_debug opens nothing.
+    state = State.LESSER if name in ("cgroups", "yama") else State.MISSING
     return Check(name=_LABELS[name], state=state, detail=detail, mend=mend)
 
 
@@ -189,6 +199,15 @@ def _print_filter() -> int:
     return 0
 
 
+def _landlock_rights() -> dict[str, object] | None:
+    """What this kernel's Landlock governs, and what a jail knows of but this kernel doesn't; None without Landlock."""
+    try:
+        version = landlock.abi()
+    except JailError:
+        return None
+    return {"abi": version, **landlock.rights(version), "missing": landlock.missing(version)}
+
+
 def _print_json(checks: Sequence[Check], status: int) -> None:
     host = {
         "kernel": platform.release(),
@@ -197,7 +216,13 @@ def _print_json(checks: Sequence[Check], status: int) -> None:
         "probed_as": _ordinary()[0],
     }
     checked = [asdict(check) for check in checks]
-    document = {"checks": checked, "host": host, "seccomp": filters.shown(), "exit": status}
+    document = {
+        "checks": checked,
+        "host": host,
+        "landlock": _landlock_rights(),
+        "seccomp": filters.shown(),
+        "exit": status,
+    }
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
 
 
@@ -207,5 +232,15 @@ def _print_table(checks: Sequence[Check], status: int) -> None:
         sys.stdout.write(f"{check.name:24}  {check.state:7}  {escape(check.detail)}\n")
         if check.mend and check.state is not State.OK:
             sys.stdout.write(f"{'':24}  {'':7}  mend: {escape(check.mend)}\n")
-    words = "runs can be confined here" if status == 0 else "no run starts here before the missing is mended"
-    sys.stdout.write(f"{words}\n")
+    sys.stdout.write(_verdict(checks))
+
+
+def _verdict(checks: Sequence[Check]) -> str:
+    """The last lines: whether a run starts here, and what to do first where it doesn't."""
+    missing = [check for check in checks if check.state is State.MISSING]
+    if not missing:
+        return "runs can be confined here; `credgate prove` shows each guard of a jail\n"
+    # Most causes make several rows fail: one mend is said once, in the order in which a run needs them.
+    mends = dict.fromkeys(check.mend for check in missing if check.mend)
+    steps = "".join(f"  {number}. {escape(mend)}\n" for number, mend in enumerate(mends, 1))
+    return f"no run starts here before this is mended:\n{steps}then: credgate doctor\n"
