@@ -127,8 +127,10 @@ def landlock() -> str:
     try:
         closed.read_bytes()
     except PermissionError:
-        lacks = guard.missing(version)
-        return f"ABI {version}, enforces" + (f"; does not govern {', '.join(lacks)}" if lacks else "")
+        lacks, more = guard.missing(version), guard.unused(version)
+        said = f"ABI {version}, enforces"
+        said += f"; does not govern {', '.join(lacks)}" if lacks else ""
+        return said + (f"; not used: {', '.join(more)}" if more else "")
     raise ProbeFailed(f"ABI {version} took a ruleset and enforces nothing", "report the kernel")
 
 

@@ -40,6 +40,8 @@ FS_BITS = ((1, (1 << 13) - 1), (2, REFER), (3, TRUNCATE), (5, IOCTL_DEV))
 NET_BITS = ((4, BIND_TCP | CONNECT_TCP),)
 SCOPE_BITS = ((6, SCOPE_ABSTRACT_UNIX | SCOPE_SIGNAL),)
 NEWEST_KNOWN = 7
+# What later kernels document, by name alone: no kernel here shows that it works, so nothing relies on it.
+LATER = ((8, "tsync"), (9, "resolve_unix"), (10, "udp"), (10, "quiet"), (11, "no_new_privs"))
 
 FS_NAMES = (  # by bit
     *("execute", "write_file", "read_file", "read_dir", "remove_dir", "remove_file", "make_char", "make_dir"),
@@ -78,6 +80,11 @@ def known(table: tuple[tuple[int, int], ...], version: int) -> int:
     for since, more in table:
         bits |= more if since <= version else 0
     return bits
+
+
+def unused(version: int) -> list[str]:
+    """What a kernel of this ABI could govern besides, by name, and this table does not use."""
+    return [name for since, name in LATER if since <= version]
 
 
 def missing(version: int) -> list[str]:

@@ -305,3 +305,21 @@ def test_absent_landlock_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_errno_left_by_an_earlier_failure_does_not_disturb() -> None:
     ctypes.set_errno(errno.EACCES)
     assert landlock.abi() >= 1
+
+
+def test_what_later_kernels_add_is_named_and_not_used() -> None:
+    assert landlock.unused(landlock.NEWEST_KNOWN) == []
+    assert landlock.unused(8) == ["tsync"]
+    assert landlock.unused(11) == ["tsync", "resolve_unix", "udp", "quiet", "no_new_privs"]
+    newest = (
+        landlock.known(t, landlock.NEWEST_KNOWN) for t in (landlock.FS_BITS, landlock.NET_BITS, landlock.SCOPE_BITS)
+    )
+    later = (landlock.known(table, 99) for table in (landlock.FS_BITS, landlock.NET_BITS, landlock.SCOPE_BITS))
+    assert tuple(newest) == tuple(later)
+
+
+def test_each_bit_stands_in_the_table_once() -> None:
+    for table in (landlock.FS_BITS, landlock.NET_BITS, landlock.SCOPE_BITS):
+        bits = [more for _, more in table]
+        assert sum(bits) == landlock.known(table, 99)
+        assert [since for since, _ in table] == sorted(since for since, _ in table)
