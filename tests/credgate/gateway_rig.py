@@ -24,7 +24,7 @@ from tests.targets.pki import Authority as TargetCa
 
 SECRET = "ghp_realSecretValue0123456789abcdefghij"
 DECOY = "ghp_decoyDecoyDecoyDecoyDecoyDecoyDecoy1"
-FAST = Timeouts(connect=1.0, tls=1.0, first_byte=1.0, resolve=1.0, idle=30.0)
+FAST = Timeouts(connect=1.0, tls=1.0, first_byte=1.0, resolve=1.0, idle=30.0, names=0.0)
 
 type Script = Callable[["Seen", asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

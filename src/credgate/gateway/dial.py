@@ -2,88 +2,149 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from ipaddress import IPv6Address
 
 from credgate.gateway.exchange import Target
+from credgate.gateway.pins import Pins
+from credgate.gateway.proxied import ProxyRefused, open_tunnel, tls_of
 from credgate.gateway.refusal import deny
+from credgate.secretvalue import Secret
 from rules.addresses import AddressClass, closed, unmap
-from rules.policy import Address, Endpoint
+from rules.policy import Address, CorporateProxy, Endpoint
 from rules.reasons import Reason
 from rules.verdict import Deny
 
 _MAX_TRIES = 4  # addresses of one name; all of them within one connect time-out
 
-type Resolve = Callable[[str], Awaitable[tuple[Address, ...]]]
 type OwnAddresses = Callable[[], frozenset[Address]]
 type Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class DialError(Exception):
-    """No connection; `reason` is the ledger's."""
+    """No connection; `reason` is the ledger's, `detail` what more can be said."""
 
-    def __init__(self, reason: Reason) -> None:
+    def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(reason.value)
         self.reason = reason
+        self.detail = detail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialler:
-    """`resolve` raises OSError where it finds nothing; `listeners` are the gateway's own addresses, closed for all."""
+    """`listeners` are the gateway's own addresses, closed for all. `bundle`: CA certificates for TLS with a proxy."""
 
-    resolve: Resolve
+    pins: Pins
     own_addresses: OwnAddresses
     listeners: OwnAddresses
     resolve_timeout: float
     connect_timeout: float
+    bundle: str = ""
+    _contexts: dict[CorporateProxy, ssl.SSLContext] = field(default_factory=dict, repr=False)
 
-    async def target(self, endpoint: Endpoint, host: str) -> Target | Deny:
-        """Judge every address of a host: one that is closed refuses the whole answer, or its owner could rebind."""
-        found = endpoint.pins or await self._look_up(host)
+    async def target(self, endpoint: Endpoint, host: str, secret: Secret | None = None) -> Target | Deny:
+        """Judge every address of a host: one that is closed refuses the whole answer, or its owner could rebind.
+
+        Behind a corporate proxy it is the proxy's address that is judged, and `secret` is the proxy's.
+        """
+        place: Endpoint | CorporateProxy = endpoint.proxy or endpoint
+        if place.pins:
+            return self._judged(endpoint, host, place, place.pins, secret)
+        name = endpoint.proxy.host if endpoint.proxy is not None else host
+        found = await self._look_up(name)
         if isinstance(found, Deny):
             return found
+        target = self._judged(endpoint, host, place, found, secret)
+        if isinstance(target, Deny):
+            return target
+        note = self.pins.take(name, found)
+        older = tuple(a for a in self.pins.recent(name) if a not in found and self._closed(a, place) is None)
+        return Target(
+            host=host,
+            endpoint=endpoint,
+            addresses=(*target.addresses, *map(unmap, older))[:_MAX_TRIES],
+            note=note,
+            secret=secret,
+        )
+
+    def _judged(
+        self,
+        endpoint: Endpoint,
+        host: str,
+        place: Endpoint | CorporateProxy,
+        found: tuple[Address, ...],
+        secret: Secret | None,
+    ) -> Target | Deny:
         addresses = tuple(unmap(address) for address in found)
         if not addresses:
             return deny(Reason.RESOLVE_FAILED)
-        own, listeners = self.own_addresses(), self.listeners()
         for address in addresses:
-            kind = closed(address, networks=endpoint.networks, pins=endpoint.pins, own=own, listeners=listeners)
+            kind = self._closed(address, place)
             if kind is not None:
                 return deny(Reason.METADATA if kind is AddressClass.METADATA else Reason.ADDRESS_BLOCKED)
-        return Target(host=host, endpoint=endpoint, addresses=addresses[:_MAX_TRIES])
+        return Target(host=host, endpoint=endpoint, addresses=addresses[:_MAX_TRIES], secret=secret)
+
+    def _closed(self, address: Address, place: Endpoint | CorporateProxy) -> AddressClass | None:
+        own, listeners = self.own_addresses(), self.listeners()
+        return closed(unmap(address), networks=place.networks, pins=place.pins, own=own, listeners=listeners)
 
     async def _look_up(self, host: str) -> tuple[Address, ...] | Deny:
         try:
             async with asyncio.timeout(self.resolve_timeout):
-                return await self.resolve(host)
+                return await self.pins.look_up(host)
         except (OSError, UnicodeError):  # TimeoutError is an OSError; idna raises the other one (tried)
             return deny(Reason.RESOLVE_FAILED)
 
     async def connect(self, target: Target) -> Streams:
-        """Open a TCP connection to one of the judged addresses. Raises DialError."""
+        """Open a TCP connection to one of the judged addresses, or the tunnel through a proxy. Raises DialError."""
         try:
             async with asyncio.timeout(self.connect_timeout):
                 for address in target.addresses[:-1]:
                     try:
-                        return await _open(address, target.endpoint.dial_port)
+                        return await self._one(address, target)
                     except ConnectionError:
                         continue
-                return await _open(target.addresses[-1], target.endpoint.dial_port)
+                return await self._one(target.addresses[-1], target)
         except TimeoutError as error:
             raise DialError(Reason.UPSTREAM_TIMEOUT) from error
+        except ssl.SSLError as error:
+            raise DialError(Reason.UPSTREAM_TLS, "the proxy's certificate") from error
+        except ProxyRefused as error:
+            raise DialError(Reason.UPSTREAM_UNREACHABLE, str(error)) from error
         except OSError as error:
             raise DialError(Reason.UPSTREAM_UNREACHABLE) from error
 
+    async def _one(self, address: Address, target: Target) -> Streams:
+        proxy = target.endpoint.proxy
+        if proxy is None:
+            return await _open(address, target.endpoint.dial_port)
+        context = self._context(proxy) if proxy.tls else None
+        streams = await _open(address, proxy.port, context, proxy.host)
+        try:
+            await open_tunnel(streams, proxy, (target.host, target.endpoint.dial_port), target.secret)
+        except BaseException:
+            streams[1].transport.abort()
+            raise
+        return streams
 
-async def _open(address: Address, port: int) -> Streams:
+    def _context(self, proxy: CorporateProxy) -> ssl.SSLContext:
+        if proxy not in self._contexts:
+            self._contexts[proxy] = tls_of(proxy, self.bundle)
+        return self._contexts[proxy]
+
+
+async def _open(address: Address, port: int, context: ssl.SSLContext | None = None, name: str = "") -> Streams:
     family = socket.AF_INET6 if isinstance(address, IPv6Address) else socket.AF_INET
     # proto by name: asyncio sets TCP_NODELAY only where it sees IPPROTO_TCP (44 ms a request without, tried)
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC, socket.IPPROTO_TCP)
     try:
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, (str(address), port))
-        return await asyncio.open_connection(sock=sock)
+        if context is None:
+            return await asyncio.open_connection(sock=sock)
+        return await asyncio.open_connection(sock=sock, ssl=context, server_hostname=name)
     except BaseException:
         sock.close()
         raise

@@ -9,6 +9,7 @@ from mitmproxy.http import HTTPFlow
 
 from credgate.gateway.refusal import Refusal
 from credgate.runs import Listener, Run
+from credgate.secretvalue import Secret
 from rules.policy import Address, Endpoint
 from rules.reasons import Reason
 from rules.request import Request
@@ -27,7 +28,13 @@ class Target:
 
     host: str
     endpoint: Endpoint
-    addresses: tuple[Address, ...]
+    addresses: tuple[Address, ...]  # the proxy's, where the endpoint goes through one
+    note: str = field(default="", compare=False)  # what changed since the host was looked up last
+    secret: Secret | None = field(default=None, compare=False)  # the proxy's
+
+    def pin(self, address: str) -> str:
+        """What the ledger says of where it goes: through a proxy the address is nobody's here."""
+        return "proxy" if self.endpoint.proxy is not None else address
 
     @property
     def key(self) -> Key:
@@ -52,6 +59,7 @@ class Exchange:
     target: Target | None = None
     pin: str = ""
     failure: Reason | None = None  # why the upstream gave no answer, or not a whole one
+    why: str = ""  # more of it, for the ledger alone
     client_gone: bool = False
     finished: bool = False  # an outcome or a denial is in the ledger
     status: int = 0
@@ -103,8 +111,8 @@ class ClientState:
         """The port that the client means."""
         return self.connect_port or self.listener.port
 
-    def blame(self, key: Key | None, reason: Reason) -> None:
+    def blame(self, key: Key | None, reason: Reason, why: str = "") -> None:
         """Give every exchange that waits for this upstream the reason why it will not come."""
         for exchange in self.exchanges:
             if exchange.target is not None and exchange.target.key == key and exchange.failure is None:
-                exchange.failure = reason
+                exchange.failure, exchange.why = reason, why

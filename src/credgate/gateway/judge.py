@@ -15,7 +15,7 @@ from credgate.gateway.records import Records
 from credgate.gateway.refusal import deny
 from credgate.ledger.record import LedgerError
 from credgate.runs import Run
-from credgate.secretvalue import SecretUnavailable
+from credgate.secretvalue import Secret, SecretUnavailable
 from rules.decide import decide
 from rules.inject import InjectError, authority, injected, rewrite
 from rules.parse import parse_request
@@ -75,12 +75,12 @@ class Judge:
         refused = standing.may(state.run, allow, request)
         if refused is not None:
             return refused
-        target = await self._target(state, allow, request, connected)
-        if isinstance(target, Deny):
-            return target
-        exchange.allow, exchange.target = allow, target
-        exchange.pin = state.pins.get(target.key, "") or str(target.addresses[0])
         try:
+            target = await self._target(state, allow, request, connected)
+            if isinstance(target, Deny):
+                return target
+            exchange.allow, exchange.target = allow, target
+            exchange.pin = state.pins.get(target.key, "") or str(target.addresses[0])
             fields, bindings = await self._rewritten(state.run, request, allow)
             return await self._noted(state, exchange, fields, bindings, (allow, request))
         except (SecretUnavailable, InjectError):
@@ -106,12 +106,18 @@ class Judge:
         for known in state.targets.values():
             if known.key in connected and known.endpoint == allow.endpoint and known.host == request.host:
                 return known
-        target = await self.dialler.target(allow.endpoint, request.host)
+        target = await self.dialler.target(allow.endpoint, request.host, await self._proxy_secret(state.run, allow))
         if isinstance(target, Target):
             if len(state.targets) >= _MAX_TARGETS:  # a wildcard host has names without end
                 state.targets = {key: kept for key, kept in state.targets.items() if key in connected}
             state.targets[target.key] = target
         return target
+
+    async def _proxy_secret(self, run: Run, allow: Allow) -> Secret | None:
+        proxy = allow.endpoint.proxy
+        if proxy is None or not proxy.secret:
+            return None
+        return await self.vault.fetch(run.policy.secrets[proxy.secret], run.caller_env)
 
     async def _rewritten(self, run: Run, request: Request, allow: Allow) -> tuple[Fields, Mapping[str, str]]:
         """The headers, and the secrets' names by binding of those that are in them."""

@@ -23,6 +23,9 @@ ID_HEADERS = frozenset(
     }
 )
 
+# Refusals that mean more than a wrong request: something in the jail tries what it was lent where it does not belong.
+ALARMING = frozenset({Reason.PLACEHOLDER_MISPLACED})
+
 
 def collect_ids(fields: tuple[tuple[bytes, bytes], ...]) -> dict[str, str]:
     """The target's ids in a response's headers, first of each name."""
@@ -52,7 +55,8 @@ class Records:
             rule="" if allow is None else allow.rule,
             binding=",".join(bindings),
             secret=",".join(secrets),
-            pin=exchange.pin,
+            pin=_pin(exchange),
+            detail="" if exchange.target is None else exchange.target.note,
         )
 
     def outcome(
@@ -69,8 +73,8 @@ class Records:
             run=state.run.id,
             intent_seq=exchange.intent_seq,
             reason=reason.value if reason else "",
-            detail=detail,
-            pin=exchange.pin,
+            detail=detail or exchange.why,
+            pin=_pin(exchange),
             status=exchange.status or None,
             req_bytes=exchange.req_bytes,
             resp_bytes=exchange.resp_bytes,
@@ -84,6 +88,8 @@ class Records:
     ) -> None:
         """Say that a request was refused. `wire` gives the names where the request has no normal form."""
         exchange.finished = True
+        if refusal.deny.reason in ALARMING:
+            state.run.alarm(refusal.deny.reason.value, refusal.deny.message)
         self.ledger.append(
             "deny",
             **_run_fields(state),
@@ -114,6 +120,10 @@ class Records:
         self.ledger.append(
             "tunnel", **_run_fields(state), port=state.port, sni=sni, detail="the client broke off the TLS handshake"
         )
+
+
+def _pin(exchange: Exchange) -> str:
+    return exchange.pin if exchange.target is None else exchange.target.pin(exchange.pin)
 
 
 def _run_fields(state: ClientState) -> dict[str, object]:

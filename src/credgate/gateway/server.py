@@ -13,10 +13,11 @@ from mitmproxy.options import Options
 from credgate.ca import Authority
 from credgate.errors import CredgateError
 from credgate.gateway import layers
-from credgate.gateway.dial import Dialler, OwnAddresses, Resolve
+from credgate.gateway.dial import Dialler, OwnAddresses
 from credgate.gateway.hooks import HOOKS, Hooks
 from credgate.gateway.judge import Judge
 from credgate.gateway.mode import CredgateInstance
+from credgate.gateway.pins import Pins, Resolve
 from credgate.gateway.records import Records
 from credgate.gateway.steps import Timeouts
 from credgate.gateway.upstream import UpstreamTls
@@ -64,17 +65,19 @@ class Gateway:
     ) -> None:
         """`resolve` raises OSError where a name has no address. Raises CredgateError without a system trust store."""
         limits = timeouts or Timeouts()
+        upstream = UpstreamTls(system_roots)
         dialler = Dialler(
-            resolve=resolve,
+            pins=Pins(resolve, limits.names),
             own_addresses=own_addresses,
             listeners=self._gateway_addresses,
             resolve_timeout=limits.resolve,
             connect_timeout=limits.connect,
+            bundle=str(upstream.bundle),
         )
         self._hooks = Hooks(
             judge=Judge(records=Records(ledger), vault=vault, dialler=dialler),
             authority=authority,
-            upstream=UpstreamTls(system_roots),
+            upstream=upstream,
             timeouts=limits,
         )
         self._options: Options | None = None
@@ -114,10 +117,18 @@ class Gateway:
             await self.close(run.id)
             raise GatewayError("listen_failed", f"run {run.id}: can't listen: {error}") from error
 
+    def cut(self, run_id: str, detail: str, binding: str = "") -> int:
+        """End the client and upstream connections of a run at once, or those that `binding` was used on.
+
+        Returns how many client connections they were. `detail` goes into their outcomes. The run is still served.
+        """
+        return sum(instance.cut(detail, binding) for instance in self._instances.get(run_id, []))
+
     async def close(self, run_id: str) -> None:
         """Close the listeners of a run and all its client and upstream connections. Unknown runs are no error."""
         for instance in self._instances.pop(run_id, []):
             await instance.shut()
+            self._hooks.pool.close(instance.run)
 
     async def stop(self) -> None:
         """Close every run."""

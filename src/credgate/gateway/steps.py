@@ -31,6 +31,7 @@ class Timeouts:
     tls: float = 10.0  # one handshake, on either side
     first_byte: float = 120.0  # from the last progress of the request to the response's head
     resolve: float = 10.0
+    names: float = 30.0  # how long an answer of the host's resolver counts
     idle: float = 3600.0  # a connection on which nothing moves; an event stream may be quiet for long
 
 
@@ -40,6 +41,14 @@ class Steps:
 
     judge: Judge
     timeouts: Timeouts
+
+    def bad_head(self, state: ClientState, *, http: bool, detail: str) -> Refusal:
+        """Record what is no HTTP head, of which nothing is known."""
+        reason = Reason.MALFORMED if http else Reason.NOT_HTTP
+        refusal = Refusal(deny=deny(reason))
+        state.run.denied += 1
+        self.judge.records.connection(state, reason, detail=detail, request_id=refusal.request_id)
+        return refusal
 
     def open_tunnel(self, state: ClientState, authority: bytes) -> Deny | None:
         """Judge a CONNECT line; None opens the tunnel, and `state` has its host and port."""

@@ -1,10 +1,13 @@
 """TLS towards the targets: the system's roots and an endpoint's own, never our CA; verification is never off."""
 
+import hashlib
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from OpenSSL import SSL
+from OpenSSL.crypto import X509
 
 from credgate.errors import CredgateError
 from credgate.trust import BUNDLES
@@ -24,11 +27,17 @@ class UpstreamTls:
                 "no_trust_store", f"no CA bundle at any of {', '.join(BUNDLES)}", "install the ca-certificates package"
             )
         self._bundle = found
-        self._contexts: OrderedDict[tuple[str, bytes], SSL.Context] = OrderedDict()
+        self._contexts: OrderedDict[tuple[str, bytes, bool], SSL.Context] = OrderedDict()
+
+    @property
+    def bundle(self) -> Path:
+        """The system's bundle."""
+        return self._bundle
 
     def connection(self, endpoint: Endpoint, host: str, alpn: bytes) -> SSL.Connection:
         """Start a client side that asks for `host` and takes a certificate for `host` only. Raises CredgateError."""
-        connection = SSL.Connection(self._context(endpoint.ca, alpn))
+        connection = SSL.Connection(self._context(endpoint.ca, alpn, bool(endpoint.spki)))
+        connection.set_app_data(_Keys(endpoint.spki))
         name = host.encode("ascii")
         connection.set_tlsext_host_name(name)
         # pyOpenSSL has no public call for host names
@@ -42,24 +51,46 @@ class UpstreamTls:
         connection.set_connect_state()
         return connection
 
-    def _context(self, ca: str, alpn: bytes) -> SSL.Context:
-        context = self._contexts.get((ca, alpn))
+    def _context(self, ca: str, alpn: bytes, keys: bool) -> SSL.Context:
+        context = self._contexts.get((ca, alpn, keys))
         if context is None:
-            context = self._contexts[ca, alpn] = self._build(ca, alpn)
+            context = self._contexts[ca, alpn, keys] = self._build(ca, alpn, keys)
             if len(self._contexts) > _MAX_CONTEXTS:
                 self._contexts.popitem(last=False)
         return context
 
-    def _build(self, ca: str, alpn: bytes) -> SSL.Context:
+    def _build(self, ca: str, alpn: bytes, keys: bool) -> SSL.Context:
         context = SSL.Context(SSL.TLS_CLIENT_METHOD)
         context.set_min_proto_version(SSL.TLS1_2_VERSION)
         context.set_options(SSL.OP_NO_COMPRESSION)
-        context.set_verify(SSL.VERIFY_PEER)
+        context.set_verify(SSL.VERIFY_PEER, _check_keys if keys else None)
         for file in (str(self._bundle), ca):
             if file:
                 _load(context, file)
         context.set_alpn_protos([alpn])
         return context
+
+
+class _Keys:
+    """Which keys one connection asks for, and whether one of them was seen."""
+
+    __slots__ = ("seen", "wanted")
+
+    def __init__(self, wanted: frozenset[bytes]) -> None:
+        self.wanted = wanted
+        self.seen = False
+
+
+def _check_keys(connection: SSL.Connection, certificate: X509, _error: int, depth: int, good: int) -> bool:
+    """OpenSSL asks for each certificate of the verified chain, from the root down, and says whether it was good.
+
+    The leaf comes last: then one of the pinned keys must have been there. False ends the handshake.
+    """
+    keys: _Keys = connection.get_app_data()
+    public = certificate.to_cryptography().public_key()
+    spki = public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    keys.seen = keys.seen or hashlib.sha256(spki).digest() in keys.wanted
+    return bool(good) and (depth > 0 or keys.seen)
 
 
 def _load(context: SSL.Context, file: str) -> None:
