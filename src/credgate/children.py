@@ -240,8 +240,7 @@ class Children:
         try:
             asked = asked_of(parent, request)
             chosen = rights_of(parent, request.role, asyncio.get_running_loop().time())
-            live = list(self.sessions.values())
-            child = await open_session(parent.parts, Peer(ours), asked, chosen, live, parent=parent)
+            child = await open_session(parent.parts, Peer(ours), asked, chosen, parent=parent)
         except BaseException:
             ours.close()
             theirs.close()

@@ -14,24 +14,12 @@ from credgate.prepare import Asked, Network, children_offered, filter_of, jail_s
 from credgate.roleneeds import decoy_environment, decoys_of, extra_ports
 from credgate.runs import Run
 from credgate.session import Parts, Refusal, Session
+from credgate.trees import note_written
 from jail.keeper_client import Berth
 from jail.plan import JailSpec, under
 
 BACKLOG = 16
 SUFFIX = ".children"
-
-
-def clear_of(mine: JailSpec, role: str, others: list[Session]) -> None:
-    """Two live runs of different roles don't share a writable tree: one could lend the other its connection."""
-    for other in others:
-        theirs = other.spec
-        shared = under(mine.workdir, theirs.workdir) or under(theirs.workdir, mine.workdir)
-        if shared and (mine.workdir_write or theirs.workdir_write) and other.run.role != role:
-            raise Refusal(
-                "tree_shared",
-                f"{mine.workdir}: run {other.run.id} of role {other.run.role} shares it, and one of them may write",
-                "wait for its end, or use another work tree",
-            )
 
 
 def visible(mine: JailSpec, parent: JailSpec) -> None:
@@ -73,7 +61,7 @@ def clear_left(places: Places) -> None:
 
 
 async def open_session(
-    parts: Parts, peer: Peer, asked: Asked, chosen: Effective, live: list[Session], *, parent: Session | None = None
+    parts: Parts, peer: Peer, asked: Asked, chosen: Effective, *, parent: Session | None = None
 ) -> Session:
     """Claim a berth, compute the jail, record run.start. `parent`: the run whose child this is.
 
@@ -87,8 +75,9 @@ async def open_session(
     try:
         if role.children:
             listener, path = listen_for_children(parts.places, run_id)
-        session = await _session(parts, peer, asked, chosen, (run_id, berth, path), live, parent)
+        session = await _session(parts, peer, asked, chosen, (run_id, berth, path), parent)
     except BaseException:
+        parts.claims.drop(run_id)
         berth.close()
         if listener is not None:
             listener.close()
@@ -105,7 +94,6 @@ async def _session(
     asked: Asked,
     chosen: Effective,
     made: tuple[str, Berth, str],
-    live: list[Session],
     parent: Session | None,
 ) -> Session:
     run_id, berth, path = made
@@ -114,13 +102,18 @@ async def _session(
     network = Network(gateway=berth.gateway, jail=berth.jail, proxy_port=berth.proxy_port)
     decoys = decoys_of(policy, role.name)
     named = decoy_environment(policy, decoys)
-    spec = jail_spec(run_id, asked, chosen, parts.person, parts.places, parts.trust, named, network)
+    # On a thread: it reads files of the host that an agent may have made slow or large.
+    spec = await asyncio.to_thread(
+        jail_spec, run_id, asked, chosen, parts.person, parts.places, parts.trust, named, network
+    )
     base = await asyncio.to_thread(base_for, caller.pid())
     spec = children_offered(replace(spec, sums=sums(base)), path)
     if parent is not None:
         visible(spec, parent.spec)
     ancestors = () if parent is None else parent.lineage()  # what a child lends them they have already
-    clear_of(spec, role.name, [other for other in live if other.run.id not in ancestors])
+    parts.claims.take(run_id, spec, (policy.sha256, role.name), ancestors)
+    if spec.workdir_write:
+        await asyncio.to_thread(note_written, parts.places, spec.workdir)
     run = Run(
         id=run_id,
         policy=policy,

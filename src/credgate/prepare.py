@@ -6,16 +6,18 @@ import hashlib
 import os
 import platform
 import pwd
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from credgate.clientenv import Inside, build_environment
-from credgate.command import Command, find_command
+from credgate.command import CREDENTIALS, Command, Host, find_command
 from credgate.errors import CredgateError
 from credgate.paths import Places
 from credgate.policyfile import Effective
+from credgate.trees import refuse_planted, written_before
 from credgate.trust import INSIDE_BUNDLE, Trust
 from jail import landlock, seccomp
 from jail.plan import CLIENT_AT, ETC_ALLOWED, JailSpec, SystemEntry, Tree, private_trees, under
@@ -107,19 +109,36 @@ def work_tree(asked: Asked, role: Role, person: Person, places: Places) -> tuple
         raise PrepareError(
             "workdir_closed", f"{real}: {person.name} can't read it", "choose a tree of theirs with --workdir"
         )
+    refuse_planted(os.path.normpath(Path(asked.cwd, chosen)), written_before(places))
     _refuse_exposing(real, person, places)
     write = role.workdir is Workdir.WRITE and not asked.read_only
     if write and not os.access(real, os.W_OK):
         raise PrepareError(
             "workdir_not_writable", f"{real}: {person.name} can't write it, the role wants to", "or give --read-only"
         )
+    if write:
+        _refuse_our_own(real)
     return real, write
+
+
+def _refuse_our_own(tree: str) -> None:
+    """A writable tree that this very program runs from: what an agent writes there the next run would execute."""
+    ours = [sys.prefix, sys.base_prefix, sys.executable, *sys.path]
+    hit = next((path for path in map(os.path.realpath, ours) if under(path, tree)), None)
+    if hit:
+        raise PrepareError(
+            "workdir_runs_us", f"{tree}: credgate itself runs from {hit}", "install it elsewhere, or give --read-only"
+        )
 
 
 def _refuse_exposing(real: str, person: Person, places: Places) -> None:
     """`/`, the home directory, system trees, and whatever holds or is part of our own state."""
     if real == "/" or under(person.home, real) or any(under(real, s) or under(s, real) for s in SYSTEM):
         raise PrepareError("workdir_refused", f"{real}: too wide for a work tree", "choose a project's directory")
+    kept = [str(Path(person.home, name)) for name in CREDENTIALS]
+    settings = Path(real).parent == Path(person.home) and Path(real).name.startswith(".")
+    if settings or any(under(real, path) or under(path, real) for path in kept):
+        raise PrepareError("workdir_refused", f"{real}: holds settings or keys", "choose a project's directory")
     expose(real, places)
 
 
@@ -178,11 +197,14 @@ def _entries(paths: Sequence[str]) -> tuple[SystemEntry, ...]:
     )
 
 
-def _named_trees(role: Role, person: Person, places: Places) -> tuple[list[str], list[tuple[str, str]]]:
-    """Real paths of the role's `tools` and `read`, and links where a name is one. Raises PrepareError."""
+def _named_trees(
+    role: Role, person: Person, places: Places, written: Sequence[str]
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """Real paths of the role's `tools` and `read`, and links where a name is one. Raises PrepareError, TreeError."""
     trees, links = [], []
     for name in (*role.tools, *role.read):
         path = os.path.normpath(person.home + name[1:] if name.startswith("~/") else name)
+        refuse_planted(path, written)
         real = os.path.realpath(path)
         if not os.path.exists(real):  # noqa: PTH110 - surrogates
             raise PrepareError("tree_missing", f"role {role.name}: {name}: not found", "take it out of the role")
@@ -235,8 +257,17 @@ def jail_spec(
     """Everything that the plan is computed from. Raises CredgateError: not found, refused tree, env, ..."""
     policy, role = chosen.policy, chosen.policy.roles[chosen.role]
     workdir, write = work_tree(asked, role, person, places)
-    command = find_command(asked.argv[0], asked.env, asked.cwd, SYSTEM, person.home)
-    named, links = _named_trees(role, person, places)
+    written = [*written_before(places), workdir]
+    named, links = _named_trees(role, person, places, written)
+    host = Host(
+        path=asked.env.get("PATH", os.defpath),
+        cwd=asked.cwd,
+        home=person.home,
+        system=SYSTEM,
+        written=written,
+        tools=named,
+    )
+    command = find_command(asked.argv[0], host)
     trees = list(dict.fromkeys([*command.trees, *named]))
     for tree in trees:
         expose(tree, places)

@@ -177,11 +177,10 @@ class _Proving:
 
     @contextlib.asynccontextmanager
     async def _jail(self) -> AsyncIterator[Session]:
-        session = await open_session(self.parts, self.peer, self.asked, self.chosen, [])
+        session = await open_session(self.parts, self.peer, self.asked, self.chosen)
         tree = str(self.place / "readonly")
         session.spec = replace(session.spec, trees=(*session.spec.trees, Tree(path=tree)))
-        anywhere = {"bind": "0.0.0.0"}  # noqa: S104 - inside the jail, whose one address is not reachable
-        session.probing = {"readonly": tree, "neighbour": self.parts.stand.context["neighbour"] | anywhere}
+        session.probing = {"readonly": tree, "neighbour": self.parts.stand.context["neighbour"] | {"serves": True}}
         try:
             yield session
         finally:

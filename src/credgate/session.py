@@ -11,10 +11,11 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from credgate import proof
+from credgate.alarms import Alarms
 from credgate.errors import CredgateError
 from credgate.evidence import Evidence
 from credgate.gateway.server import Gateway
@@ -27,6 +28,7 @@ from credgate.policyfile import Effective
 from credgate.prepare import Person
 from credgate.runs import Listener, Run
 from credgate.stand import StandProcess, inside, limits_of, words
+from credgate.trees import Claims
 from credgate.trust import Trust
 from jail import fdpass
 from jail.errors import JailError
@@ -68,6 +70,7 @@ class Parts:
     keeper: KeeperProcess
     trust: Trust
     stand: StandProcess
+    claims: Claims = field(default_factory=Claims)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,6 +110,7 @@ class Session:
         self.ends: float | None = None  # loop time of the deadline
         self.ending = Ending(status=REFUSED, reason="gateway")
         self.why = ""  # in words, where it never became ready
+        self.alarms = run.alarm = Alarms(self)
         self._ended_for = ""
         self._mounts: MountWatch | None = None
 
@@ -277,10 +281,15 @@ class Session:
         """Ids of this run and of those that it is a child of."""
         return (self.run.id, *(self.above.lineage() if self.above is not None else ()))
 
+    def live(self) -> "list[Session]":
+        """This session, and those of the live child runs below it."""
+        children = () if self.children is None else self.children.live
+        return [self, *(each for child in children for each in child.live())]
+
     async def _until_exit(self, mounts: MountWatch) -> Ending:
         """Wait for pid 1's exit report, while the launcher's end or a changed mount table begins the end."""
         async with asyncio.TaskGroup() as tasks:
-            others = (self._launcher_leaves(), self._mounts_change(mounts), self._limit_passed())
+            others = (self._launcher_leaves(), self._mounts_change(mounts), self._limit_passed(), self._alarm_kills())
             watching = [tasks.create_task(other) for other in others]
             try:
                 report = await self.pid1.recv()
@@ -305,6 +314,10 @@ class Session:
 
     async def _limit_passed(self) -> None:
         await self.end(await self.limits.exceeded())
+
+    async def _alarm_kills(self) -> None:
+        await self.alarms.killed.wait()
+        await self.end("alarm")
 
     async def _mounts_change(self, mounts: MountWatch) -> None:
         await mounts.changed()
@@ -361,6 +374,7 @@ class Session:
                 os.unlink(self.spec.children)  # noqa: PTH108 - surrogates
         with self._going_on("end the berth"):
             await asyncio.to_thread(self.parts.keeper.release, self.berth.id)
+        self.parts.claims.drop(self.run.id)
         await self._tell_end(ending, seen)
         self.peer.close()
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from credgate.command import CommandError, find_command, install_tree
+from credgate.command import CommandError, Host, find_command, install_tree
 
 SYSTEM = ("/usr", "/bin", "/lib")
 
@@ -30,7 +30,8 @@ def program(path: Path, text: str = "\x7fELF", mode: int = 0o755) -> Path:
 def find(
     name: str, home: Path, path: str = "", cwd: Path | None = None
 ) -> "tuple[str, set[str], dict[str, str], list[str]]":
-    found = find_command(name, {"PATH": path or "/usr/bin:/bin"}, str(cwd or home), SYSTEM, str(home))
+    host = Host(path=path or "/usr/bin:/bin", cwd=str(cwd or home), home=str(home), system=SYSTEM)
+    found = find_command(name, host)
     return found.exe, set(found.trees), dict(found.links), list(found.path)
 
 
@@ -162,9 +163,144 @@ def test_a_first_line_of_any_bytes_is_an_interpreter_or_an_error(
     script.write_bytes(b"#!" + data)
     script.chmod(0o755)
     try:
-        found = find_command(str(script), {"PATH": "/usr/bin"}, str(folder), SYSTEM, "/nonexistent")
+        found = find_command(str(script), Host(path="/usr/bin", cwd=str(folder), home="/nonexistent", system=SYSTEM))
     except CommandError as error:
         said: object = error.exit_status
     else:
         said = found.exe
     assert said in (126, 127, str(script))
+
+
+# What a tree says that an agent may have written
+
+
+def python_at(prefix: Path) -> Path:
+    """An installation as python_prefix wants it."""
+    program(prefix / "lib/python3.13/os.py")
+    return program(prefix / "bin/python3.13")
+
+
+def environment_in(work: Path, base: str) -> Path:
+    """A virtualenv with a program of its own, as a planted or an honest one."""
+    tool = program(work / ".venv/bin/tool")
+    (work / ".venv/pyvenv.cfg").write_text(f"home = {base}\nversion = 3.13.0\n")
+    return tool
+
+
+def host(home: Path, work: Path, path: str = "/usr/bin") -> Host:
+    return Host(path=path, cwd=str(work), home=str(home), system=SYSTEM, written=(str(work),))
+
+
+@pytest.mark.parametrize("base", [".ssh/x", ".aws/x", "notes/x", ".local/share/keyrings/x"])
+def test_a_virtualenv_binds_no_directory_that_is_no_python(home: Path, base: str) -> None:
+    (home / base).mkdir(parents=True)
+    work = home / "work"
+    tool = environment_in(work, str(home / base))
+    assert set(find_command(str(tool), host(home, work)).trees) == {str(work / ".venv")}
+
+
+def test_a_virtualenv_binds_the_python_that_it_was_made_by(home: Path) -> None:
+    base = home / ".pyenv/versions/3.13.0"
+    python_at(base)
+    work = home / "work"
+    tool = environment_in(work, str(base / "bin"))
+    assert set(find_command(str(tool), host(home, work)).trees) == {str(work / ".venv"), str(base)}
+
+
+def test_a_configuration_is_read_to_its_bound(home: Path) -> None:
+    base = home / "python"
+    python_at(base)
+    work = home / "work"
+    tool = environment_in(work, str(base / "bin"))
+    config = work / ".venv/pyvenv.cfg"
+    config.write_bytes(b"#" * (70 << 10) + b"\nhome = " + os.fsencode(base / "bin"))
+    assert set(find_command(str(tool), host(home, work)).trees) == {str(work / ".venv")}
+
+
+def test_a_link_out_of_a_written_tree_is_refused(home: Path) -> None:
+    other = program(home / "deploy/run.sh")
+    (other.parent / ".env").write_text("TOKEN=x")
+    work = home / "work"
+    work.mkdir()
+    (work / "tool").symlink_to(other)
+    with pytest.raises(CommandError, match="leads out of"):
+        find_command(str(work / "tool"), host(home, work))
+    trusted = Host(path="/usr/bin", cwd=str(work), home=str(home), system=SYSTEM)
+    assert set(find_command(str(work / "tool"), trusted).trees) == {str(other.parent)}
+
+
+def test_a_link_to_what_the_role_names_is_followed(home: Path) -> None:
+    other = program(home / "deploy/run.sh")
+    work = home / "work"
+    work.mkdir()
+    (work / "tool").symlink_to(other)
+    named = Host(
+        path="/usr/bin",
+        cwd=str(work),
+        home=str(home),
+        system=SYSTEM,
+        written=(str(work),),
+        tools=(str(other.parent),),
+    )
+    assert find_command(str(work / "tool"), named).trees == ()
+
+
+@pytest.mark.parametrize("line", ["{other}", "/usr/bin/env {other}"])
+def test_an_interpreter_line_of_a_written_tree_names_nothing_outside(home: Path, line: str) -> None:
+    other = program(home / "deploy/run.sh")
+    work = home / "work"
+    script = program(work / "tool", f"#!{line.format(other=other)}\n")
+    with pytest.raises(CommandError, match="leads out of"):
+        find_command(str(script), host(home, work))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/usr/bin/env -S -u {other} sh",
+        "/usr/bin/env -u {other} sh",
+        "/usr/bin/env -C / {other}",
+        '/usr/bin/env -S "{other}"',
+        "/usr/bin/env",
+        "/usr/bin/env -S A=b",
+    ],
+)
+def test_an_env_line_that_is_not_plain_is_refused(home: Path, line: str) -> None:
+    other = program(home / "deploy/run.sh")
+    script = program(home / "work/tool", f"#!{line.format(other=other)}\n")
+    with pytest.raises(CommandError, match="interpreter line"):
+        find_command(str(script), host(home, home / "work"))
+
+
+@pytest.mark.parametrize("line", ["/usr/bin/env sh", "/usr/bin/env -S sh -e", "/usr/bin/env -S A=b sh", "/bin/sh -e"])
+def test_a_plain_env_line_is_followed(home: Path, line: str) -> None:
+    script = program(home / "work/tool", f"#!{line}\n")
+    assert find_command(str(script), host(home, home / "work")).exe == str(script)
+
+
+def test_an_interpreter_is_not_looked_for_in_what_an_agent_writes(home: Path) -> None:
+    work = home / "work"
+    program(work / "bin/node")
+    script = program(home / "tools/tool", "#!/usr/bin/env node\n")
+    with pytest.raises(CommandError, match="node: command not found"):
+        find_command(str(script), host(home, work, path=f"{work}/bin"))
+
+
+@pytest.mark.parametrize("folder", [".ssh", ".config/gcloud", ".kube"])
+def test_a_program_among_credentials_binds_nothing(home: Path, folder: str) -> None:
+    tool = program(home / folder / "tool")
+    with pytest.raises(CommandError, match="no program's own tree"):
+        find_command(str(tool), Host(path="", cwd=str(home), home=str(home), system=SYSTEM))
+
+
+def test_a_hidden_directory_of_the_home_is_not_bound_whole(home: Path) -> None:
+    tool = program(home / ".agent/tool")
+    with pytest.raises(CommandError, match="no program's own tree"):
+        find_command(str(tool), Host(path="", cwd=str(home), home=str(home), system=SYSTEM))
+
+
+def test_a_pipe_in_place_of_a_configuration_holds_nobody_up(home: Path) -> None:
+    tool = program(home / "work/.venv/bin/tool")
+    os.mkfifo(home / "work/.venv/pyvenv.cfg")
+    found = find_command(str(tool), host(home, home / "work"))
+    assert set(found.trees) == {str(tool)}
