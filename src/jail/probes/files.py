@@ -6,6 +6,7 @@ import socket
 import stat
 
 from jail.probes import DONE, Attempt, Context, refuse
+from jail.probes.unixpath import below
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -166,15 +167,10 @@ def landlock_device(context: Context) -> str:
 
 def tree_socket(context: Context) -> str:
     """Listen on a socket in the work tree: over it another jail could be lent a connected descriptor."""
-    where = os.open(os.fsencode(context["tree"]), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        # sun_path has 108 bytes, the name of a tree may have more
-        name = f"/proc/self/fd/{where}/.{context['canary'][:16]}.sock"
+    with below(context["tree"], f".{context['canary'][:16]}.sock") as path:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.bind(name)
-        os.unlink(name)
-    finally:
-        os.close(where)
+            sock.bind(path)
+        os.unlink(path)
     return DONE
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 
 from jail.probes import DONE, Attempt, Context
+from jail.probes.unixpath import below
 from jail.syscalls import call
 
 _SHMGET = {"x86_64": 29, "aarch64": 194}
@@ -37,7 +38,7 @@ class Standing:
 def put_up(context: Context) -> Standing:
     """Make a file in /tmp, one in /dev/shm, a System V segment, an abstract socket, a server, a socket in the tree.
 
-    The last is left out where it is refused, as it must be inside.
+    The server is a jail's alone: outside the lab has one. The last is left out where it is refused, as it must be.
     """
     up = Standing()
     for path in (f"/tmp/{context['neighbour']['name']}", f"/dev/shm/{context['neighbour']['name']}"):  # noqa: S108
@@ -45,18 +46,17 @@ def put_up(context: Context) -> Standing:
         up.paths.append(path)
     up.segment = call(_SHMGET[os.uname().machine], context["neighbour"]["key"], 4096, IPC_CREAT | 0o600)
     up.sockets.append(_listening(b"\0" + context["neighbour"]["abstract"].encode()))
-    server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    server.bind((context["neighbour"]["bind"].encode(), context["neighbour"]["port"]))
-    server.listen()
-    up.sockets.append(server)
-    tree = f"{context['tree']}/{context['neighbour']['name']}.sock"
+    if context["neighbour"]["serves"]:
+        server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        server.bind((b"0.0.0.0", context["neighbour"]["port"]))  # of a jail: its one address is not reachable
+        server.listen()
+        up.sockets.append(server)
     try:
-        up.sockets.append(_listening(os.fsencode(tree)))
-        up.paths.append(tree)
-    except PermissionError:
-        pass
+        with below(context["tree"], f"{context['neighbour']['name']}.sock") as path:
+            up.sockets.append(_listening(os.fsencode(path)))
+            up.paths.append(f"{context['tree']}/{context['neighbour']['name']}.sock")
     except OSError as error:
-        if error.errno != errno.EROFS:
+        if error.errno not in (errno.EACCES, errno.EROFS):
             raise
     return up
 
@@ -105,9 +105,11 @@ def neighbour_signal(context: Context) -> str:
 
 def neighbour_tree(context: Context) -> str:
     """Connect to a socket of the other's in a tree that both have."""
-    path = f"{context['tree']}/{context['neighbour']['name']}.sock"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.connect(os.fsencode(path))
+    with (
+        below(context["tree"], f"{context['neighbour']['name']}.sock") as path,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock,
+    ):
+        sock.connect(path)
     return DONE
 
 

@@ -124,7 +124,7 @@ class Stand:
                 "abstract": f"credgate-{canary}-neighbour",
                 "key": int(canary[:7], 16) | 1,
                 "port": 20000 + int(canary[:4], 16) % 20000,
-                "bind": "127.0.0.1",
+                "serves": False,
                 "pid": me,
             },
         }
