@@ -16,10 +16,12 @@ COMMANDS = {
     "gateway": "start, stop, ask the daemon",
     "ps": "list the live runs",
     "kill": "end a run",
+    "revoke": "take rights of live runs back",
+    "resume": "end the pause of a run",
     "prove": "show each guard of the jail, with its control",
     "doctor": "what this host can enforce",
 }
-LATER = ("diff", "apply", "discard", "revoke", "reconcile")
+LATER = ("diff", "apply", "discard", "reconcile")
 USAGE = 2
 
 

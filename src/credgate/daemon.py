@@ -30,6 +30,7 @@ from credgate.peer import Peer, accept
 from credgate.policyfile import find_for_run
 from credgate.prepare import Asked, Person
 from credgate.proving import Wanted, prove
+from credgate.rights import reload, resume, revoke
 from credgate.session import Parts, Session
 from credgate.stand import StandProcess, clear_left
 from credgate.trust import prepare as prepare_trust
@@ -56,6 +57,7 @@ class Daemon:
         self.places, self.parts, self.idle = places, parts, idle
         self.sessions: dict[str, Session] = {}
         self.stopping = asyncio.Event()
+        self._reloading = asyncio.Lock()
         self._busy = 0  # connections being served
         self._since = 0.0  # loop time of the last connection's end
 
@@ -134,6 +136,13 @@ class Daemon:
                     await peer.send(await self._status())
                 case "kill":
                     await peer.send(await self._kill(str(message.body.get("run"))))
+                case "revoke":
+                    await peer.send(await revoke(self.sessions, str(message.body.get("name")), _only(message)))
+                case "resume":
+                    await peer.send(await resume(self.sessions, str(message.body.get("run"))))
+                case "reload":
+                    async with self._reloading:
+                        await peer.send(await reload(self.sessions))
                 case "stop":
                     await peer.send({"ok": True, "runs": len(self.sessions)})
                     self.stopping.set()
@@ -145,7 +154,7 @@ class Daemon:
     async def _run(self, peer: Peer, body: dict[str, object]) -> None:
         asked = Asked.parse(body, peer.groups())
         chosen = await asyncio.to_thread(find_for_run, asked, self.places)
-        session = await open_session(self.parts, peer, asked, chosen, list(self.sessions.values()))
+        session = await open_session(self.parts, peer, asked, chosen)
         self.sessions[session.run.id] = session
         attach(session, self.sessions)
         try:
@@ -165,10 +174,15 @@ class Daemon:
         return {"ok": True, "run": run}
 
 
+def _only(message: fdpass.Received) -> str:
+    return str(message.body.get("run") or "")
+
+
 async def _row(session: Session) -> fdpass.Json:
     """One live run, with what the kernel has counted of it so far."""
     run, seen = session.run, await session.evidence()
     named = {"run": run.id, "parent": run.parent, "role": run.role, "workdir": session.spec.workdir}
+    named |= {"state": run.state}
     return {**named, **run.requests(), **seen.to_json()}
 
 
@@ -226,16 +240,20 @@ class ResolverEvents:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        self.sessions: dict[str, Session] = {}  # the daemon's
 
     def __call__(self, event: dict[str, object]) -> None:
         """One record of the resolver's."""
         ev = "alarm" if event.get("alarm") else "dns"
         run, name = event.get("run"), event.get("name")
+        session = self.sessions.get(str(run)) if ev == "alarm" else None
+        detail = f"{event.get('detail') or 'too many names'}"
         count = event.get("count")
         try:
             self._ledger.append(
                 ev,
                 run=str(run) if run else None,
+                verdict=session.alarms.recorded(str(event.get("code")), detail) if session is not None else None,
                 reason=str(event.get("code")),
                 host=str(name) if name else None,
                 qtype=str(event["qtype"]) if event.get("qtype") else None,
@@ -272,7 +290,8 @@ async def main_async(ready: int, idle: float) -> None:
         await gateway.start()
         trust = await asyncio.to_thread(prepare_trust, authority.ca_pem, places.state)
         async with asyncio.TaskGroup() as tasks:
-            resolver = ResolverProcess(ResolverEvents(ledger))
+            events = ResolverEvents(ledger)
+            resolver = ResolverProcess(events)
             await _start_resolver(resolver, tasks)
             parts = Parts(
                 places=places,
@@ -285,6 +304,7 @@ async def main_async(ready: int, idle: float) -> None:
                 stand=stand,
             )
             daemon = Daemon(places, parts, idle)
+            events.sessions = daemon.sessions
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, daemon.stopping.set)
             listener = _listen(places)

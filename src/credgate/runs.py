@@ -61,6 +61,14 @@ class Run:
         }
 
     @property
+    def state(self) -> str:
+        """running, paused or revoked; of a child run that of the runs above it counts too."""
+        levels = self.levels()
+        if any(level.revoked for level in levels):
+            return "revoked"
+        return "paused" if any(level.paused for level in levels) else "running"
+
+    @property
     def role_rule(self) -> Role:
         """The role's part of the policy."""
         return self.policy.roles[self.role]

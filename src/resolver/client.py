@@ -83,15 +83,25 @@ class ResolverProcess:
         self._known(run).revoked = True
         await self._settle("revoke", run)
 
+    async def replace(self, run: str, table: NameTable) -> None:
+        """Answer by another table from now on, also after a restart. Raises ResolverError."""
+        live = self._known(run)
+        before, live.table = live.table, to_json(table)
+        try:
+            await self._settle("table", run, {"table": live.table})
+        except ResolverError:
+            live.table = before  # a process that is started again would not take this one either
+            raise
+
     async def remove(self, run: str) -> None:
         """Stop serving a run; its totals come as events before this returns. Raises ResolverError."""
         self._known(run)
         self._forget(run)
         await self._settle("remove", run)
 
-    async def _settle(self, op: str, run: str) -> None:
+    async def _settle(self, op: str, run: str, more: dict[str, object] | None = None) -> None:
         try:
-            await (await self._running()).ask(op, run)
+            await (await self._running()).ask(op, run, more=more)
         except ResolverError as error:
             # A process that ends serves nobody, and the next one is given the runs as they are by now.
             if error.code not in {"resolver_died", "resolver_silent", "run_unknown"}:

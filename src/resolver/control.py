@@ -68,6 +68,8 @@ class Control:
                 self._server.add(run, _table(table), udp, tcp, revoked=revoked)
             case {"op": "revoke", "run": str(run)}, []:
                 self._server.revoke(run)
+            case {"op": "table", "run": str(run), "table": str(table)}, []:
+                self._server.replace(run, _table(table))
             case {"op": "remove", "run": str(run)}, []:
                 await self._server.remove(run)
             case _:

@@ -47,6 +47,10 @@ class Server:
         """From the next query on every name of this run is NXDOMAIN. Raises ResolverError."""
         self._find(run).revoked = True
 
+    def replace(self, run: str, table: NameTable) -> None:
+        """From the next query on this table counts; what was counted so far stays. Raises ResolverError."""
+        self._find(run).table = table
+
     async def remove(self, run: str) -> None:
         """Close the run's sockets and report its totals. Raises ResolverError."""
         server = self._find(run)
@@ -71,7 +75,7 @@ class _RunServer:
     ) -> None:
         self.revoked = False
         self._closing = False
-        self._run, self._table = run, table
+        self._run, self.table = run, table
         self._udp, self._tcp = udp, tcp
         self._tasks, self._report = tasks, report
         self._loop = asyncio.get_running_loop()
@@ -198,7 +202,7 @@ class _RunServer:
     def _reply(self, data: bytes) -> bytes | None:
         began = time.thread_time()
         try:
-            result = answer(self._table, data, revoked=self.revoked, admit=self._guard.wildcard)
+            result = answer(self.table, data, revoked=self.revoked, admit=self._guard.wildcard)
         except Exception as error:  # noqa: BLE001  outermost frame of a query: whatever it was, no name is answered
             code, detail = Code.ERROR, type(error).__name__
             result = Answer(reply=servfail(data), kind=Kind.SERVFAIL, code=code, detail=detail)

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import time
+from typing import Any
 
 from credgate import controlclient
 from credgate.errors import CredgateError, print_error
@@ -15,7 +16,7 @@ USAGE = 2
 
 
 def main(argv: list[str]) -> int:
-    """Exit status: 0 done or running, 1 not running, 2 usage."""
+    """Exit status: 0 done or running, 1 not running or not reloaded, 2 usage."""
     parser = argparse.ArgumentParser(
         prog="credgate gateway",
         description="The daemon that holds the secrets; the first `credgate run` starts it by itself.",
@@ -59,10 +60,29 @@ def _stop(places: Places, options: argparse.Namespace) -> int:
     return 0
 
 
-def _reload(_places: Places, _options: argparse.Namespace) -> int:
-    raise CredgateError(
-        "not_yet", "gateway reload: not yet in this version", "a run keeps its policy; a new run reads it anew", USAGE
-    )
+def _reload(places: Places, options: argparse.Namespace) -> int:
+    """Have every live run's policy read anew; 1 where one of them keeps the old one."""
+    sock = controlclient.connect(places)
+    if sock is None:
+        return _not_running(options)
+    answer = controlclient.ask(sock, {"op": "reload"})
+    runs = answer["runs"] if isinstance(answer["runs"], list) else []
+    if options.json:
+        print(json.dumps({"runs": runs}))
+    else:
+        for row in runs:
+            print(_reloaded(row), file=sys.stderr)
+    return 1 if any("error" in row for row in runs) else 0
+
+
+def _reloaded(row: dict[str, Any]) -> str:
+    if "error" in row:
+        hint = f"\nhint: {row['hint']}" if row["hint"] else ""
+        return f"error: run {row['run']} keeps its policy: {row['error']}{hint}"
+    if not row["changed"]:
+        return f"{row['run']}: nothing changed"
+    later = f"; at the next run only: {', '.join(row['later'])}" if row["later"] else ""
+    return f"{row['run']}: policy {row['policy_sha256'][:12]} counts now{later}"
 
 
 def _not_running(options: argparse.Namespace) -> int:

@@ -38,6 +38,7 @@ def _line(run: dict[str, Any]) -> str:
     refused = "?" if counters is None else sum(counters[name] for name in ATTEMPTS)
     off = "?" if run["off_route"] is None else run["off_route"]
     child = f"  (child of {run['parent']})" if run["parent"] else ""
+    child += "" if run["state"] == "running" else f"  ({run['state']})"
     counts = f"{run['allow']:>6} {run['deny']:>6} {off:>9} {refused:>7}"
     return f"{run['run']:<14} {run['role']:<12} {counts}  {escape(run['workdir'])}{child}"
 

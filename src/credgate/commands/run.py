@@ -13,6 +13,7 @@ import sys
 from credgate import controlclient
 from credgate.errors import CredgateError, print_error
 from credgate.paths import Places
+from credgate.text import escape
 from jail import childlaunch, fdpass, launcher
 from jail.errors import JailError
 from jail.relay import CONTINUED, EXITED, STOPPED, Relay
@@ -139,7 +140,15 @@ def _without_user(argv: list[str]) -> list[str]:
 
 
 def _takes_value(before: list[str]) -> bool:
-    return bool(before) and before[0] in ("--policy", "--role", "--workdir", "--env", "--user", "--status-fd", "--record")
+    return bool(before) and before[0] in (
+        "--policy",
+        "--role",
+        "--workdir",
+        "--env",
+        "--user",
+        "--status-fd",
+        "--record",
+    )
 
 
 class Launch:
@@ -285,6 +294,8 @@ class Launch:
                 self._announce(message.body)
             case "child":
                 self._start_child(message)
+            case "alarm":
+                self._alarm(message.body)
             case "refused":
                 self.refused = controlclient.refusal(message.body)
             case "ended":
@@ -299,6 +310,11 @@ class Launch:
         finally:
             message.close()
         self.children = [pid for pid in self.children if os.waitpid(pid, os.WNOHANG)[0] == 0]
+
+    def _alarm(self, body: fdpass.Json) -> None:
+        """Said with -q too: the role chose that the user hears of it."""
+        what = escape(f"{body['kind']}: {body['detail']} ({body['action']})")
+        _say(f"credgate: alarm in run {body['run']}: {what}" + ("\r\n" if 2 in self.ttys else "\n"))
 
     def _announce(self, body: fdpass.Json) -> None:
         self.ready = True

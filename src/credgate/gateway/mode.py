@@ -99,6 +99,13 @@ class CredgateInstance(AsyncioServerInstance[CredgateMode]):  # type: ignore[no-
         finally:
             self.handlers.pop(handler, None)
 
+    def cut(self, detail: str, binding: str = "") -> int:
+        """End every connection at once, or those that `binding` was used on; how many they were."""
+        found = [h for h in tuple(self.handlers) if not binding or binding in h.state.bindings]
+        for handler in found:
+            handler.close(detail)
+        return len(found)
+
     async def shut(self) -> None:
         """Stop accepting, end every connection, and return when all are gone."""
         if self.is_running:

@@ -1,14 +1,21 @@
 """What the gateway writes into the ledger: which request, which verdict, how it ended. No header values, no bodies."""
 
+import asyncio
+import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from credgate.gateway.exchange import ClientState, Exchange
+from credgate.gateway.floods import WINDOW, Fields, Floods
 from credgate.gateway.refusal import Refusal
+from credgate.ledger.record import LedgerError
 from rules.reasons import Reason
 from rules.request import Wire
 
 if TYPE_CHECKING:
     from credgate.ledger.writer import Ledger
+
+logger = logging.getLogger(__name__)
 
 # By these the target's own records name a request; a date stands in where there is no id.
 ID_HEADERS = frozenset(
@@ -41,6 +48,8 @@ class Records:
 
     def __init__(self, ledger: "Ledger") -> None:
         self.ledger = ledger
+        self._floods = Floods()
+        self._sweeping: asyncio.TimerHandle | None = None
 
     def intent(
         self, state: ClientState, exchange: Exchange, bindings: tuple[str, ...], secrets: tuple[str, ...]
@@ -90,30 +99,59 @@ class Records:
         exchange.finished = True
         if refusal.deny.reason in ALARMING:
             state.run.alarm(refusal.deny.reason.value, refusal.deny.message)
-        self.ledger.append(
-            "deny",
-            **_run_fields(state),
+        held = self._refused(
+            state,
             **(_request_fields(exchange) if exchange.request else _wire_fields(wire)),
-            verdict="deny",
             reason=refusal.deny.reason.value,
             rule=refusal.deny.rule,
             status=refusal.deny.status,
             detail=detail or refusal.deny.hint,
             request_id=refusal.request_id,
         )
+        if held:  # the answer names the line that this refusal is counted in
+            exchange.refusal = replace(refusal, request_id=held)
 
     def connection(self, state: ClientState, reason: Reason, *, detail: str = "", request_id: str = "") -> None:
         """Say that a connection was refused that never came to a request."""
-        self.ledger.append(
-            "deny",
-            **_run_fields(state),
-            verdict="deny",
+        self._refused(
+            state,
             reason=reason.value,
             host=state.connect_host.decode("latin-1"),
             port=state.port,
             detail=detail,
             request_id=request_id,
         )
+
+    def _refused(self, state: ClientState, **more: object) -> str:
+        """Write a denial, or count it among those that are alike: then the id of the line that will stand for it."""
+        fields = {"ev": "deny", **_run_fields(state), "verdict": "deny", **more}
+        held = self._floods.hold(state.run.id, fields, asyncio.get_running_loop().time())
+        if not held:
+            self._write(fields)
+        self._arm()
+        return held
+
+    def _write(self, fields: Fields) -> None:
+        self.ledger.append(str(fields["ev"]), **{name: value for name, value in fields.items() if name != "ev"})
+
+    def _arm(self) -> None:
+        if self._sweeping is None and not self._floods.empty:
+            self._sweeping = asyncio.get_running_loop().call_later(WINDOW, self._sweep)
+
+    def _sweep(self) -> None:
+        """Write what was counted in windows that are over."""
+        self._sweeping = None
+        try:
+            for fields in self._floods.due(asyncio.get_running_loop().time()):
+                self._write(fields)
+        except LedgerError as error:  # nothing passes then, and the ledger says so itself
+            logger.error("gateway: counted refusals are not recorded: %s", error.code)
+        self._arm()
+
+    def settle(self, run: str) -> None:
+        """Write what is still counted of a run that ends."""
+        for fields in self._floods.end(run):
+            self._write(fields)
 
     def broken_off(self, state: ClientState, sni: str) -> None:
         """Say that a client did not finish TLS with us: most often one that does not know our CA."""

@@ -21,12 +21,15 @@ from credgate.gateway.pins import Pins, Resolve
 from credgate.gateway.records import Records
 from credgate.gateway.steps import Timeouts
 from credgate.gateway.upstream import UpstreamTls
+from credgate.ledger.record import LedgerError
 from credgate.runs import Listener, Run
 from rules.policy import Address
 
 if TYPE_CHECKING:
     from credgate.ledger.writer import Ledger
     from credgate.vault import Vault
+
+logger = logging.getLogger(__name__)
 
 # Options that mitmproxy's addons would bring along: we use none of them, importing one imports them all (ldap3, ...).
 _OWN_OPTIONS: tuple[tuple[str, object, object], ...] = (
@@ -128,6 +131,10 @@ class Gateway:
         """Close the listeners of a run and all its client and upstream connections. Unknown runs are no error."""
         for instance in self._instances.pop(run_id, []):
             await instance.shut()
+        try:
+            self._hooks.judge.records.settle(run_id)
+        except LedgerError as error:  # the run ends all the same
+            logger.error("gateway: run %s: counted refusals are not recorded: %s", run_id, error.code)
             self._hooks.pool.close(instance.run)
 
     async def stop(self) -> None:

@@ -1,0 +1,100 @@
+"""What an alarm does: a line in the ledger, a line for whoever started the run, and the consequence its role chose.
+
+A jail can provoke alarms as fast as it can ask: of each kind one is told in ten seconds, the others are counted.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from credgate.errors import CredgateError
+from jail import fdpass
+from rules.policy import OnAlarm
+
+if TYPE_CHECKING:
+    from credgate.session import Session
+
+log = logging.getLogger(__name__)
+
+QUIET = 10.0  # seconds between two words about one kind of alarm
+LAST_WORD = 0.2  # seconds in which the refusal that raised an alarm may still reach its client before a pause cuts
+
+
+class Alarms:
+    """The alarms of one session; called by the gateway with kind and detail. Never raises for what it is told."""
+
+    def __init__(self, session: "Session") -> None:
+        self.killed = asyncio.Event()  # the session ends itself
+        self._session = session
+        self._told: dict[str, float] = {}
+        self._since: Counter[str] = Counter()  # alarms of a kind since one was told
+
+    def __call__(self, kind: str, detail: str) -> None:
+        """One alarm of the gateway's: ledger, message, consequence."""
+        action = self._session.run.role_rule.on_alarm
+        self._since[kind] += 1
+        if self._is_due(kind):
+            self._record(kind, detail, action.value, self._since.pop(kind))
+            self._tell(kind, detail, action.value)
+        self._act(action)
+
+    def recorded(self, kind: str, detail: str) -> str:
+        """One alarm that somebody else writes down; returns the word for its `verdict`."""
+        action = self._session.run.role_rule.on_alarm
+        if self._is_due(kind):
+            self._tell(kind, detail, action.value)
+        self._act(action)
+        return action.value
+
+    def notify(self, kind: str, detail: str) -> None:
+        """One alarm that the jail had no part in: ledger and message, whatever the role says."""
+        self._record(kind, detail, OnAlarm.NOTIFY.value, 1)
+        self._tell(kind, detail, OnAlarm.NOTIFY.value)
+
+    def _is_due(self, kind: str) -> bool:
+        now = time.monotonic()
+        if now - self._told.get(kind, -QUIET) < QUIET:
+            return False
+        self._told[kind] = now
+        return True
+
+    def _record(self, kind: str, detail: str, verdict: str, count: int) -> None:
+        run = self._session.run
+        try:
+            self._session.parts.ledger.append(
+                "alarm",
+                run=run.id,
+                role=run.role,
+                reason=kind,
+                detail=detail,
+                verdict=verdict,
+                count=count if count > 1 else None,
+            )
+        except CredgateError as error:  # the gateway refuses everything then
+            log.error("run %s: alarm %s is not recorded: %s", run.id, kind, error.detail)
+
+    def _tell(self, kind: str, detail: str, action: str) -> None:
+        body: fdpass.Json = {"ev": "alarm", "run": self._session.run.id, "kind": kind, "detail": detail}
+        try:  # at once or not at all: the launcher may be stopped, and the ledger has it
+            fdpass.send(self._session.caller.sock, {**body, "action": action})
+        except OSError as error:
+            log.info("run %s: the launcher was not told of an alarm: %s", self._session.run.id, error.strerror)
+
+    def _act(self, action: OnAlarm) -> None:
+        run = self._session.run
+        match action:
+            case OnAlarm.NOTIFY:
+                return
+            case OnAlarm.PAUSE:
+                if not run.paused:
+                    run.paused = True
+                    asyncio.get_running_loop().call_later(LAST_WORD, self._cut)
+            case OnAlarm.KILL:
+                run.revoked = True
+                self.killed.set()
+
+    def _cut(self) -> None:
+        for session in self._session.live():
+            session.parts.gateway.cut(session.run.id, "the run was paused")
