@@ -7,6 +7,12 @@ Each answer is a hint that says what to do. `/proc` is a parameter for tests of 
 import errno
 import os
 
+APPARMOR = (
+    "kernel/apparmor_restrict_unprivileged_userns",
+    "1",
+    "AppArmor takes the rights of user namespaces away here; give this interpreter a profile: credgate doctor "
+    "--apparmor | sudo tee /etc/apparmor.d/credgate && sudo apparmor_parser -r /etc/apparmor.d/credgate",
+)
 # What closes namespaces on one distribution or another: path below /proc/sys, the value that does, what to say.
 SWITCHES = (
     ("user/max_user_namespaces", "0", "user namespaces are off; as root: sysctl -w user.max_user_namespaces=15000"),
@@ -16,12 +22,7 @@ SWITCHES = (
         "0",
         "user namespaces are for root alone here; as root: sysctl -w kernel.unprivileged_userns_clone=1",
     ),
-    (
-        "kernel/apparmor_restrict_unprivileged_userns",
-        "1",
-        "AppArmor takes the rights of user namespaces away here; give this interpreter a profile: credgate doctor "
-        "--apparmor | sudo tee /etc/apparmor.d/credgate && sudo apparmor_parser -r /etc/apparmor.d/credgate",
-    ),
+    APPARMOR,
 )
 OUTER_FILTER = (
     "an outer seccomp filter denies it (a container's, or a service's SystemCallFilter=): start that with a profile "
@@ -63,9 +64,9 @@ def mounting(operation: str, number: int, proc: str = "/proc") -> str:
         return ""
     if operation == "proc":
         return MASKED_PROC
-    closed = switched_off(proc)
-    if closed:
-        return closed
+    path, closing, hint = APPARMOR  # the other switches are this namespace's own by now, and set by pid 1
+    if _read(f"{proc}/sys/{path}").strip() == closing:
+        return hint
     return OUTER_FILTER if filtered(proc) else "a security module of this host denies mounting in a user namespace"
 
 
