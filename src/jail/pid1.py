@@ -28,9 +28,12 @@ from jail.plantypes import Plan
 from jail.syscalls import prctl
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
+STOPPED, CONTINUED = "stopped", "continued"
 GRACE = 3.0  # seconds between TERM and KILL
 LINGER = 0.5  # the same, for what the command left behind when it ended by itself
 SAMPLE = 0.25  # seconds between two looks at what the jail uses
+REAPED = 64  # children looked at in a row: a workload that changes state faster than we look must not hold the rest up
+LAST_WORD = 1.0  # seconds that the daemon may take nothing, for the report of the end
 PRECISE = 4  # each so many looks also the memory files are counted
 OUTSIDE = 4  # tasks that RLIMIT_NPROC counts and this /proc doesn't show: the berth's, and the launcher's child
 
@@ -112,6 +115,9 @@ def bring_limits(limits: Plan) -> None:
         (resource.RLIMIT_FSIZE, limits["file_size"]),
         (resource.RLIMIT_DATA, limits["memory"]),
         (resource.RLIMIT_CPU, limits["cpu"]),
+        # A login may have been given some of these two: pid 1 would wait for whoever uses them.
+        (resource.RLIMIT_NICE, 0),
+        (resource.RLIMIT_RTPRIO, 0),
     ):
         _, hard = resource.getrlimit(kind)
         bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -171,6 +177,11 @@ class Supervisor:
         self.status: int | None = None  # wait status of the workload
         self.reason = ""
         self.kill_at: float | None = None
+        self.told, self.state = CONTINUED, CONTINUED  # of the workload, as the launcher knows it and as it is
+        self.unreaped = False
+        # A launcher that is stopped reads nothing: whoever waits for room in its queue no longer looks at the clock.
+        daemon.setblocking(False)
+        launcher.setblocking(False)
         self.filter_kills = 0  # of those reaped here; a process whose parent lives is reaped by that one
         self.wake, wake_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
@@ -182,7 +193,9 @@ class Supervisor:
         for source in (self.daemon, self.launcher, self.wake):
             poll.register(source, select.POLLIN)
         while not self._all_gone():
-            for descriptor, _ in poll.poll(int(SAMPLE * 1000)):
+            self._tell_state()
+            poll.modify(self.launcher, select.POLLIN | (select.POLLOUT if self.state != self.told else 0))
+            for descriptor, _ in poll.poll(0 if self.unreaped else int(SAMPLE * 1000)):
                 self._handle(descriptor)
             self._watch()
         self._report()
@@ -195,6 +208,8 @@ class Supervisor:
         peer = self.daemon if descriptor == self.daemon.fileno() else self.launcher
         try:
             message = fdpass.recv(peer)
+        except BlockingIOError:  # it was ready to be written
+            return
         except (OSError, JailError):
             message = None
         if message is None:
@@ -256,7 +271,8 @@ class Supervisor:
 
     def _all_gone(self) -> bool:
         """Reap whatever ended; True when nothing is left to wait for."""
-        while True:
+        self.unreaped = False
+        for _ in range(REAPED):
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             except ChildProcessError:
@@ -266,15 +282,26 @@ class Supervisor:
             self.filter_kills += os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSYS
             if pid == self.child:
                 self._workload_changed(status)
+        self.unreaped = True
+        return False
 
     def _workload_changed(self, status: int) -> None:
         if os.WIFSTOPPED(status):
-            _tell(self.launcher, {"ev": "stopped"})
+            self.state = STOPPED
         elif os.WIFCONTINUED(status):
-            _tell(self.launcher, {"ev": "continued"})
+            self.state = CONTINUED
         else:
             self.status = status
             self._end(self._why(status), grace=LINGER)
+
+    def _tell_state(self) -> None:
+        """Say whether the workload is stopped: the last state alone, once there is room for it."""
+        if self.state == self.told:
+            return
+        with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(ConnectionError):  # as in _tell
+                fdpass.send(self.launcher, {"ev": self.state})
+            self.told = self.state
 
     def _why(self, status: int) -> str:
         """The reason of the command's own end; with a cgroup the daemon judges by its counters."""
@@ -292,6 +319,7 @@ class Supervisor:
             code = 128 - code if code < 0 else code
         reason = self.reason or "killed"
         body = {"ev": "exit", "status": code, "reason": reason, "filter_kills": self.filter_kills}
+        self.daemon.settimeout(LAST_WORD)
         _tell(self.daemon, body)
         _tell(self.launcher, body)
 

@@ -189,6 +189,84 @@ def test_stop_and_continue_are_told() -> None:
     assert ended(outcome) == (143, "signaled")
 
 
+def unsettled() -> None:
+    """A workload that another process stops and continues without an end."""
+    workload = os.getpid()
+    if os.fork() == 0:
+        os.setsid()
+        until = time.monotonic() + 15
+        while time.monotonic() < until:
+            for number in (signal.SIGSTOP, signal.SIGCONT):
+                os.kill(workload, number)
+                time.sleep(0.0005)
+        os._exit(0)
+    stubborn()
+
+
+def test_a_launcher_that_does_not_read_holds_nothing_up() -> None:
+    outcome = supervised(unsettled, nothing, deadline=2)
+    assert ended(outcome) == (137, "timeout")
+    assert isinstance(outcome.value, dict)
+    assert outcome.value["took"] < 2 + pid1.GRACE + 3
+
+
+def test_a_launcher_that_reads_again_hears_the_last_state() -> None:
+    def act(daemon: socket.socket, launcher: socket.socket) -> list[object]:
+        launcher.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        for _ in range(400):
+            for order in ({"op": "signal", "number": int(signal.SIGSTOP)}, {"op": "continue"}):
+                fdpass.send(daemon, order)  # in order, and slowly enough that pid 1 sees each
+                time.sleep(0.002)
+        fdpass.send(daemon, {"op": "signal", "number": int(signal.SIGSTOP)})
+        time.sleep(0.5)
+        launcher.settimeout(1)
+        said: list[object] = []
+        try:
+            while message := fdpass.recv(launcher):
+                said.append(message.body["ev"])
+        except TimeoutError:
+            pass
+        fdpass.send(daemon, {"op": "end", "reason": "killed"})
+        return said
+
+    outcome = supervised(patient, act)
+    assert isinstance(outcome.value, dict), outcome
+    said = outcome.value["held"]
+    assert len(said) < 801, "control: its queue was full"
+    assert said[-1] == "stopped"
+    assert ended(outcome) == (143, "killed")
+
+
+def test_a_crowd_of_ending_orphans_does_not_hide_the_deadline() -> None:
+    def crowd() -> None:
+        for _ in range(4):
+            if os.fork() == 0:
+                until = time.monotonic() + 15
+                while time.monotonic() < until:
+                    middle = os.fork()
+                    if middle == 0:
+                        for _ in range(10):
+                            if os.fork() == 0:
+                                os._exit(0)
+                        os._exit(0)
+                    os.waitpid(middle, 0)
+                os._exit(0)
+        stubborn()
+
+    outcome = supervised(crowd, nothing, deadline=1)
+    assert ended(outcome)[1] == "timeout"
+    assert isinstance(outcome.value, dict)
+    assert outcome.value["took"] < 1 + pid1.GRACE + 3
+
+
+def test_no_priority_that_a_login_may_have_been_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    brought: dict[int, tuple[int, int]] = {}
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (40, 40))
+    monkeypatch.setattr(resource, "setrlimit", brought.__setitem__)
+    pid1.bring_limits(LIMITS)
+    assert [brought[kind] for kind in (resource.RLIMIT_RTPRIO, resource.RLIMIT_NICE)] == [(0, 0), (0, 0)]
+
+
 def test_limits_are_brought_and_never_raised() -> None:
     def action() -> object:
         resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
