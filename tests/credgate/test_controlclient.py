@@ -1,0 +1,105 @@
+"""The client of the control socket against a server of the test's own."""
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from credgate import controlclient
+from credgate.controlclient import HINT
+from credgate.errors import CredgateError
+from credgate.paths import Places
+from jail import fdpass
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[Places]:
+    """A state directory with a short name: a socket's path has 107 bytes."""
+    short = Path("/tmp") / f"cgc-{os.getpid()}"
+    short.mkdir(mode=0o700)
+    (short / "run").mkdir(mode=0o700)
+    yield Places(state=short, config=tmp_path)
+    for path in (short / "run").iterdir():
+        path.unlink()
+    (short / "run").rmdir()
+    short.rmdir()
+
+
+@contextlib.contextmanager
+def served(act: Callable[[socket.socket], object]) -> Iterator[socket.socket]:
+    """A connection whose other end does `act` in a thread."""
+    mine, theirs = fdpass.pair()
+    thread = threading.Thread(target=act, args=(theirs,))
+    thread.start()
+    try:
+        yield mine
+    finally:
+        mine.close()
+        thread.join(10)
+        theirs.close()
+
+
+def answering(body: dict[str, object]) -> Callable[[socket.socket], None]:
+    def act(sock: socket.socket) -> None:
+        assert fdpass.recv(sock) is not None
+        fdpass.send(sock, body)
+
+    return act
+
+
+def test_one_question_one_answer() -> None:
+    with served(answering({"ok": True, "n": 1})) as sock:
+        assert controlclient.ask(sock, {"op": "status"})["n"] == 1
+
+
+def test_a_refusal_is_raised_with_its_status() -> None:
+    body = {"ev": "refused", "code": "no", "detail": "not today", "hint": "tomorrow", "exit": 126}
+    with served(answering(body)) as sock, pytest.raises(CredgateError) as caught:
+        controlclient.ask(sock, {"op": "run.open"})
+    error = caught.value
+    assert (error.code, error.detail, error.hint, error.exit_status) == ("no", "not today", "tomorrow", 126)
+
+
+@pytest.mark.parametrize("status", [None, "126", 1.5])
+def test_a_refusal_without_hint_or_status_gets_both(status: object) -> None:
+    error = controlclient.refusal({"code": "no", "detail": "d", "hint": "", "exit": status})
+    assert (error.hint, error.exit_status) == (HINT, 125)
+
+
+@pytest.mark.parametrize("read", [True, False], ids=["read", "unread"])
+def test_a_daemon_that_goes_away_is_one_error(read: bool) -> None:
+    def leave(sock: socket.socket) -> None:
+        if read:
+            fdpass.recv(sock)
+        sock.close()
+
+    with served(leave) as sock, pytest.raises(CredgateError) as caught:
+        controlclient.ask(sock, {"op": "status"})
+    assert (caught.value.code, caught.value.exit_status) == ("daemon_gone", 125)
+
+
+def test_nobody_there(places: Places) -> None:
+    assert controlclient.connect(places) is None
+
+
+def test_a_socket_that_a_dead_daemon_left(places: Places) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.bind(str(places.control))
+    assert controlclient.connect(places) is None
+
+
+def test_a_daemon_of_another_user_is_not_spoken_to(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(places.control))
+        listener.listen()
+        ours = controlclient.connect(places)  # control
+        assert ours is not None
+        ours.close()
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        with pytest.raises(CredgateError) as caught:
+            controlclient.connect(places)
+    assert caught.value.code == "foreign_daemon"
