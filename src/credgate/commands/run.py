@@ -13,6 +13,7 @@ import sys
 from credgate import controlclient
 from credgate.errors import CredgateError, print_error
 from credgate.paths import Places
+from credgate.stdio import check_standard
 from credgate.text import escape
 from jail import childlaunch, fdpass, launcher
 from jail.errors import JailError
@@ -171,6 +172,7 @@ class Launch:
     def run(self) -> int:
         """From the request to the confirmed end; returns the exit status."""
         self._check_status_fd()
+        check_standard()
         self.control = controlclient.connect_or_start(Places.from_env(os.environ))
         answer = self._ask(self.control)
         started = launcher.start(launcher.Handles(answer.fds), self.ttys)
