@@ -6,6 +6,7 @@ import secrets
 import socket
 from dataclasses import replace
 
+from credgate.command import CommandError
 from credgate.limits import RunLimits, base_for, held_by, sums
 from credgate.paths import Places
 from credgate.peer import Peer
@@ -103,9 +104,14 @@ async def _session(
     decoys = decoys_of(policy, role.name)
     named = decoy_environment(policy, decoys)
     # On a thread: it reads files of the host that an agent may have made slow or large.
-    spec = await asyncio.to_thread(
-        jail_spec, run_id, asked, chosen, parts.person, parts.places, parts.trust, named, network
-    )
+    try:
+        spec = await asyncio.to_thread(
+            jail_spec, run_id, asked, chosen, parts.person, parts.places, parts.trust, named, network
+        )
+    except (CommandError, OSError):
+        if parent is None:
+            raise
+        raise Refusal("not_found", f"{asked.argv[0]}: not in the parent's jail", "", 127) from None  # see visible()
     base = await asyncio.to_thread(base_for, caller.pid())
     spec = children_offered(replace(spec, sums=sums(base)), path)
     if parent is not None:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import pwd
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from rules.policy import Policy, Role, Workdir
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 CHECK_NAME = "credgate-check.invalid"  # RFC 6761: never resolves anywhere; asked by the look from inside
 REFUSED = 125
+MAX_PROGRAM = 2 << 30  # bytes; the largest agent CLI known here has 250 MB
 CLIENT = Path(seccomp.__file__).parent / "inside" / "credgate-child"
 NESTED = 64  # user namespaces of a jail with allow_userns: a browser makes a handful
 LISTENING = 0x10000  # __SO_ACCEPTCON, in the flags column of /proc/net/unix
@@ -216,12 +218,19 @@ def _named_trees(
 
 
 def program_digest(exe: str) -> str:
-    """sha256, hex, of the file that will be exec'd; "" where the user may execute but not read it."""
+    """sha256, hex, of the file that will be exec'd; "" where the user may execute but not read it.
+
+    Raises PrepareError for one that is no regular file, or over MAX_PROGRAM: it is read here, on the host.
+    """
     try:
-        with open(exe, "rb") as file:  # noqa: PTH123 - surrogates
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        descriptor = os.open(exe, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except PermissionError:
         return ""
+    with os.fdopen(descriptor, "rb") as file:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_PROGRAM:
+            raise PrepareError("program_refused", f"{exe}: no regular file of at most {MAX_PROGRAM} bytes")
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_values(role: Role, env: Mapping[str, str]) -> None:
