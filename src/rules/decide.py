@@ -59,7 +59,7 @@ def _and(mine: Allow, above: Verdict) -> Verdict:
         return Deny(
             reason=Reason.HOST_UNLISTED,
             message="The policy does not list this host for this role.",
-            hint=f"endpoints {mine.endpoint.name!r} and {above.endpoint.name!r} dial this host in different ways",
+            hint=f"endpoints {mine.endpoint.name!r} and {above.endpoint.name!r} dialled in the same way",
         )
     return replace(mine, body_max=max(mine.body_max, above.body_max))
 

@@ -211,7 +211,8 @@ class Answer:
 
     @property
     def verdict(self) -> bool:
-        return b"credgate-verdict: deny" in self.head.lower()
+        said = b"error" if self.status in (502, 504) else b"deny"
+        return b"credgate-verdict: " + said + b"\r\n" in self.head.lower()
 
 
 @dataclass

@@ -29,11 +29,34 @@ _SENTENCES: dict[Reason, tuple[int, str]] = {
     Reason.INTERNAL: (403, "The gateway could not judge this request, so it is refused."),
 }
 
+# Reasons whose hint says what would let the request pass; other hints are for whoever reads the ledger.
+_TELLS = frozenset(
+    {
+        Reason.HOST_UNLISTED,
+        Reason.PORT_UNLISTED,
+        Reason.NO_RULE,
+        Reason.QUERY_REFUSED,
+        Reason.UPGRADE_REFUSED,
+        Reason.BODY_REFUSED,
+        Reason.FOREIGN_CREDENTIAL,
+        Reason.PLACEHOLDER_MISPLACED,
+    }
+)
+_MAX_HINT = 400  # a host has at most 253 characters
+
 
 def deny(reason: Reason) -> Deny:
     """The gateway's own refusal for a reason."""
     status, message = _SENTENCES[reason]
     return Deny(reason=reason, message=message, status=status)
+
+
+def sentence(verdict: Deny) -> str:
+    """The message for the jail: the reason, and in words of the policy what would let the request pass."""
+    if verdict.reason not in _TELLS or not verdict.hint:
+        return verdict.message
+    hint = verdict.hint if len(verdict.hint) <= _MAX_HINT else verdict.hint[:_MAX_HINT] + "..."
+    return f"{verdict.message} To pass: {hint}."
 
 
 def new_id() -> str:
@@ -48,12 +71,17 @@ class Refusal:
     deny: Deny
     request_id: str = field(default_factory=new_id)
 
+    @property
+    def failed(self) -> bool:
+        """Whether the target is at fault, and not what was asked: 502 and 504. Its own 502 has no header of ours."""
+        return self.deny.status >= 500
+
     def body(self) -> bytes:
         """The JSON document of the answer."""
         error = {
-            "type": "credgate_denied",
+            "type": "credgate_error" if self.failed else "credgate_denied",
             "code": self.deny.reason.value,
-            "message": self.deny.message,
+            "message": sentence(self.deny),
             "request_id": self.request_id,
         }
         return json.dumps({"error": error}).encode()
@@ -61,7 +89,7 @@ class Refusal:
     def fields(self, *, h2: bool, close: bool) -> tuple[tuple[bytes, bytes], ...]:
         """Headers of the answer, lower case as HTTP/2 wants them."""
         fields = [
-            (HEADER, b"deny"),
+            (HEADER, b"error" if self.failed else b"deny"),
             (b"content-type", b"application/json"),
             (b"content-length", str(len(self.body())).encode()),
             (b"cache-control", b"no-store"),

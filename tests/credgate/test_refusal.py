@@ -1,0 +1,109 @@
+"""What the jail is told: one shape for every reason, and four kinds of failure that can't be taken for each other."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from credgate.gateway import refusal
+from credgate.gateway.refusal import Refusal, deny, phrase, sentence
+from rules.reasons import Reason
+from rules.verdict import Deny
+from tests.credgate.gateway_rig import Answer, Rig, rig
+from tests.credgate.test_gateway_upstream import scripted
+
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split(" | ")]
+    for line in (Path(__file__).parents[2] / "docs/reasons.md").read_text().splitlines()
+    if line.startswith("| `")
+]
+STATUS = {Reason(row[0].strip("`")): int(row[1]) for row in ROWS}
+OURS = {reason for reason in Reason if reason in vars(refusal)["_SENTENCES"]}
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_each_reason_is_spoken_in_one_shape(reason: Reason) -> None:
+    verdict = deny(reason) if reason in OURS else Deny(reason=reason, message="No.", status=STATUS[reason])
+    assert verdict.status == STATUS[reason]
+    said = Refusal(deny=verdict)
+    failed = verdict.status in (502, 504)
+    assert json.loads(said.body()) == {
+        "error": {
+            "type": "credgate_error" if failed else "credgate_denied",
+            "code": reason.value,
+            "message": verdict.message,
+            "request_id": said.request_id,
+        }
+    }
+    assert verdict.message.endswith(".")
+    assert len(verdict.message) < 120
+    fields = dict(said.fields(h2=False, close=False))
+    assert fields[b"credgate-verdict"] == (b"error" if failed else b"deny")
+    assert fields[b"content-length"] == b"%d" % len(said.body())
+    assert (b"upgrade" in fields) == (verdict.status == 426)
+    assert phrase(verdict.status) != b"Refused"
+    assert b"upgrade" not in dict(said.fields(h2=True, close=False))
+
+
+def test_a_hint_that_lets_pass_is_told() -> None:
+    verdict = Deny(reason=Reason.NO_RULE, message="No rule allows it.", hint="a rule with this path")
+    assert sentence(verdict) == "No rule allows it. To pass: a rule with this path."
+
+
+def test_a_hint_for_the_ledger_is_not_told() -> None:
+    verdict = Deny(reason=Reason.HOST_INVALID, message="The host is not valid.", status=400, hint="got '/etc/passwd'")
+    assert sentence(verdict) == "The host is not valid."
+
+
+def test_a_long_hint_is_cut() -> None:
+    assert len(sentence(Deny(reason=Reason.BODY_REFUSED, message="No.", hint="x" * 9999))) < 450
+
+
+def test_a_refusal_says_which_rule_it_takes(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            client = await r.tunnel()
+            answer = await client.get("/nowhere", host=f"api.good.test:{r.direct}")
+            message = json.loads(answer.body)["error"]["message"]
+            assert "To pass: a rule in endpoint 'good' with methods = [\"GET\"] and this path in paths." in message
+            (line,) = r.records("deny")
+            assert line["detail"] in message
+
+    asyncio.run(main())
+
+
+async def once(r: Rig) -> Answer:
+    client = await r.tunnel()
+    return await client.get("/ok/a", host=f"api.good.test:{r.direct}")
+
+
+def signs(answer: Answer) -> tuple[int, str, str]:
+    """Status, our header's word, type of the body."""
+    lines = answer.head.lower().split(b"\r\n")
+    words = [line.partition(b": ")[2].decode() for line in lines if line.startswith(b"credgate-verdict:")]
+    body = json.loads(answer.body) if answer.body.startswith(b"{") else {}
+    return answer.status, "".join(words), str(body.get("error", {}).get("type", ""))
+
+
+def test_a_refusal_a_missing_secret_a_dead_target_and_its_own_error_are_told_apart(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            client = await r.tunnel()
+            refused = await client.get("/ok/mint/a", host=f"api.good.test:{r.direct}")
+            kept = r.vault.values.pop("token")
+            missing = await once(r)
+            r.vault.values["token"] = kept
+            own = b"HTTP/1.1 502 Bad Gateway\r\nCredgate-Verdict: error\r\nContent-Length: 2\r\n\r\n{}"
+            r.good.script = scripted(own)  # type: ignore[assignment]
+            theirs = await once(r)
+            r.good._raw_server.close()
+            dead = await once(r)
+            assert signs(refused) == (403, "deny", "credgate_denied")
+            assert signs(missing) == (403, "deny", "credgate_denied")
+            assert (refused.code, missing.code) == ("deny_rule", "secret_unavailable")
+            assert signs(theirs) == (502, "", "")
+            assert signs(dead) == (502, "error", "credgate_error")
+            assert dead.code == "upstream_unreachable"
+
+    asyncio.run(main())
