@@ -10,6 +10,7 @@ from typing import Any
 from credgate import controlclient
 from credgate.errors import CredgateError, print_error
 from credgate.paths import Places
+from credgate.text import escape
 
 STOP_WAIT = 20.0  # seconds for the runs to end closed
 USAGE = 2
@@ -99,7 +100,7 @@ def _show(status: dict[str, object], options: argparse.Namespace) -> int:
         print(json.dumps({"running": True, "pid": status["pid"], "runs": runs, "ledger": status["ledger"]}))
     else:
         count = len(runs) if isinstance(runs, list) else 0
-        print(f"running, pid {status['pid']}, {count} live runs, ledger {status['ledger']}")
+        print(f"running, pid {status['pid']}, {count} live runs, ledger {escape(str(status['ledger']))}")
     return 0
 
 

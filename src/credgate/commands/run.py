@@ -326,7 +326,7 @@ class Launch:
             line = (
                 f"credgate: role {body['role']}, {body['guards']} guards shown, {body['endpoints']} endpoints, "
                 f"limits by {body['limits']}, {body['opened']}"
-                f"run {body['run']}, ledger {body['ledger']}"
+                f"run {body['run']}, ledger {escape(str(body['ledger']))}"
             )
             end = "\r\n" if 2 in self.ttys else "\n"  # the relay has the terminal in raw mode
             _say(line + end)
@@ -384,7 +384,7 @@ class Launch:
 
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # nobody reads our messages; the run goes on
-        os.write(2, text.encode())
+        os.write(2, text.encode(errors="backslashreplace"))
 
 
 def _cwd() -> str:
