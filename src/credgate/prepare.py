@@ -175,22 +175,34 @@ def refuse_group_trees(trees: Sequence[str], person: Person, groups: tuple[int, 
 
 
 def listening_sockets(text: str) -> list[str]:
-    """Paths of listening unix sockets, from the text of /proc/net/unix (proc(5))."""
+    """Names of listening unix sockets that are paths, from the text of /proc/net/unix (proc(5)); as they were bound."""
     found = []
     for line in text.splitlines()[1:]:
         parts = line.split(maxsplit=7)
-        if len(parts) == 8 and parts[7].startswith("/") and int(parts[3], 16) & LISTENING:
+        if len(parts) == 8 and not parts[7].startswith("@") and int(parts[3], 16) & LISTENING:
             found.append(parts[7])
     return found
 
 
 def refuse_sockets(trees: Sequence[str]) -> None:
     """Landlock ABI 7 does not govern connecting by path: a host socket inside a bound tree would be reachable."""
-    for path in listening_sockets(Path("/proc/net/unix").read_text(errors="surrogateescape")):
+    names = listening_sockets(Path("/proc/net/unix").read_text(errors="surrogateescape"))
+    for path in names:
         real = os.path.realpath(path)
-        hit = next((tree for tree in trees if under(real, tree)), None)
+        hit = next((tree for tree in trees if path.startswith("/") and under(real, tree)), None)
         if hit:
-            raise PrepareError("host_socket", f"{hit}: the host listens at {real}", "stop it, or choose another tree")
+            raise _host_socket(hit, real)
+    # Bound by a relative name: the table does not say where, so the trees are searched for a socket of that name.
+    relative = {os.path.basename(path) for path in names if not path.startswith("/")}  # noqa: PTH119 - surrogates
+    for tree in trees if relative else ():
+        for top, _, files in os.walk(tree):
+            for name in relative.intersection(files):
+                if Path(top, name).is_socket():
+                    raise _host_socket(tree, f"{top}/{name}")
+
+
+def _host_socket(tree: str, path: str) -> PrepareError:
+    return PrepareError("host_socket", f"{tree}: the host listens at {path}", "stop it, or choose another tree")
 
 
 def _entries(paths: Sequence[str]) -> tuple[SystemEntry, ...]:
