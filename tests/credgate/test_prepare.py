@@ -166,16 +166,32 @@ def test_a_tree_in_which_somebody_listens(world: World, monkeypatch: pytest.Monk
             short.unlink()
 
 
+def test_a_socket_that_was_bound_by_a_relative_name(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    (world.work / "deep").mkdir()
+    monkeypatch.chdir(world.work / "deep")
+    with socket.socket(socket.AF_UNIX) as sock:
+        name = f"relative-{os.getpid()}"
+        sock.bind(name)
+        sock.listen()
+        with pytest.raises(PrepareError, match="listens"):
+            prepare.refuse_sockets([str(world.work)])
+        prepare.refuse_sockets([str(world.places.config)])  # control
+        Path(name).unlink()
+        Path(name).touch()  # a file of that name is none
+        prepare.refuse_sockets([str(world.work)])
+
+
 UNIX = """Num       RefCount Protocol Flags    Type St Inode Path
 0: 00000002 00000000 00010000 0001 01 20 /run/a b/sock
 0: 00000002 00000000 00000000 0002 01 21 /run/not-listening
 0: 00000002 00000000 00010000 0001 01 22 @abstract
 0: 00000002 00000000 00010000 0001 01 23
+0: 00000002 00000000 00010000 0001 01 24 relative/sock
 """
 
 
 def test_the_kernels_table_of_sockets() -> None:
-    assert prepare.listening_sockets(UNIX) == ["/run/a b/sock"]
+    assert prepare.listening_sockets(UNIX) == ["/run/a b/sock", "relative/sock"]
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\n\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"))))
