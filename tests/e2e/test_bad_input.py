@@ -5,6 +5,7 @@ import ctypes.util
 import os
 import signal
 import subprocess
+import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -376,15 +377,17 @@ def test_the_daemon_is_killed_in_the_middle_of_a_request(site: Site, https_targe
     site.policy("version = 1\n" + endpoint(https_target) + bound() + BOUND, https_target.ca)
     site.secret("api", https_target.token)
     url = f"https://{https_target.host}/hang"
-    with Live(site, "sh", "-c", "curl -sS $1; echo curl ended $? > ended; sleep 300", "sh", url) as run:
+    mark = f"curl-{uuid.uuid4().hex}"
+    with Live(site, "bash", "-c", '(exec -a "$2" curl -sS "$1"); sleep 300', "bash", url, mark) as run:
         (seen,) = https_target.seen(count=1, timeout=20)
+        assert running(mark)  # control
         os.kill(daemon_pid(site), signal.SIGKILL)
         ended = run.end()
     assert (run.process.returncode, ended["status"], ended["reason"]) == (137, 137, "gateway")
     assert run.out == ""
     assert seen.authorization == f"Bearer {https_target.token}"
     assert [line["path"] for line in site.ledger(ev="intent", run=run.run)] == ["/hang"]
-    assert running("curl") == []
+    assert running(mark) == []
     assert site.run("true").returncode == 0
     assert site.credgate("log", "verify").returncode == 0
 

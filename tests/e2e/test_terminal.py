@@ -11,6 +11,7 @@ import signal
 import struct
 import termios
 import time
+import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -310,17 +311,30 @@ def test_control_a_child_that_keeps_the_shells_own_terminal_does_read(terminal: 
     assert b"hunter2" in stolen.read_bytes()
 
 
-@pytest.mark.parametrize("how", ["exit", "kill"])
-def test_modes_are_restored(terminal: Terminal, how: str) -> None:
+@pytest.mark.parametrize(("whom", "number", "status"), [("command", 15, 143), ("command", 9, 137), ("jail", 9, 137)])
+def test_modes_are_restored(terminal: Terminal, whom: str, number: int, status: int) -> None:
     before = terminal.modes()
-    terminal.run("sh -c 'stty raw -echo; echo up; exec sleep 300'")
+    mark = sleeper()
+    terminal.run(f"bash -c 'stty raw -echo; echo up; exec -a {mark} sleep 300'")
     terminal.expect("up")
-    wait(lambda: running("sleep"))
+    wait(lambda: running(mark))
     assert terminal.modes() != before  # control: the relay has it raw
-    for pid in running("sleep"):
-        os.kill(pid, signal.SIGTERM if how == "exit" else signal.SIGKILL)
+    (pid,) = running(mark)
+    os.kill(pid if whom == "command" else parent(pid), number)
     terminal.expect(PROMPT)
     assert terminal.modes() == before
+    terminal.line("echo after $?")
+    terminal.expect(f"after {status}\n")
+
+
+def sleeper() -> str:
+    """A name that no other process has: one that is found by it is this test's own."""
+    return f"sleeper-{uuid.uuid4().hex}"
+
+
+def parent(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
 
 
 def test_modes_are_restored_when_the_daemon_is_killed(terminal: Terminal, place: Site) -> None:
@@ -338,8 +352,9 @@ def test_modes_are_restored_when_the_daemon_is_killed(terminal: Terminal, place:
 def test_a_hang_up_ends_the_run(place: Site) -> None:
     place.policy("version = 1\n[role.dev]\n")
     terminal = Terminal(place)
-    terminal.run("sh -c 'echo up; exec sleep 300'")
+    mark = sleeper()
+    terminal.run(f"bash -c 'echo up; exec -a {mark} sleep 300'")
     terminal.expect("up\n")
-    wait(lambda: running("sleep"))  # control
+    wait(lambda: running(mark))  # control
     terminal.close()
-    wait(lambda: not running("sleep"))
+    wait(lambda: not running(mark))
