@@ -12,7 +12,9 @@ from mitmproxy import hooks as mitm_hooks
 from mitmproxy.addonmanager import safecall
 
 from credgate.gateway.hooks import HOOKS, QUIET, Hooks
-from tests.credgate.gateway_rig import SECRET, Client, Rig, Seen, rig
+from credgate.gateway.steps import Steps
+from tests.credgate.gateway_rig import SECRET, Client, Rig, Seen, free_port, rig
+from tests.credgate.h2_rig import H2Client
 
 # What the client got, if it got that far; "" where it only saw its connection end.
 type Drive = Callable[[Rig], Awaitable[bytes]]
@@ -32,10 +34,26 @@ async def unreachable(rig: Rig) -> bytes:
     return await raw_get(await rig.tunnel("up.good.test"), rig, "up.good.test")
 
 
-async def garbage(rig: Rig) -> bytes:
-    client = await rig.dial(rig.proxy)
-    client.writer.write(b"\x00\x01\x02 nothing\r\n\r\n")
-    return await client.rest()
+async def h2_get(rig: Rig) -> bytes:
+    """The same over HTTP/2: what came, with the status in front of it where there is one."""
+    opened = await rig.tunnel("h2.good.test", alpn=BOTH)
+    pseudo = [(b":method", b"GET"), (b":scheme", b"https"), (b":authority", b"h2.good.test:%d" % rig.direct)]
+    answer = await H2Client(opened.reader, opened.writer).ask([*pseudo, (b":path", b"/ok/a")])
+    opened.close()
+    return (b"HTTP/1.1 %d " % answer.status if answer.status else b"") + answer.body
+
+
+async def h2_unreachable(rig: Rig) -> bytes:
+    object.__setattr__(rig.run.policy.endpoints["h2"], "dial_port", free_port())
+    return await h2_get(rig)
+
+
+async def h2_garbage(rig: Rig) -> bytes:
+    opened = await rig.tunnel("h2.good.test", alpn=BOTH)
+    opened.writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+    opened.writer.write(b"\x00\x00\x01\x00\x00\x00\x00\x00\x00x")  # DATA without a stream
+    got = await opened.rest()
+    return b"" if got.startswith(b"\x00\x00") else got  # frames of the connection's own
 
 
 async def bad_hello(rig: Rig) -> bytes:
@@ -51,16 +69,18 @@ async def two_parts(_seen: Seen, _reader: asyncio.StreamReader, writer: asyncio.
     writer.write(b"0\r\n\r\n")
 
 
-async def short(_seen: Seen, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nfirst")
-    writer.close()
-
-
 async def then_close(_seen: Seen, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nfirst")
     await writer.drain()
     await asyncio.sleep(0.1)
     writer.close()
+
+
+async def idle_end(rig: Rig) -> bytes:
+    rig.good.script = then_close
+    client = await rig.tunnel()
+    client.writer.write(b"GET /ok/a HTTP/1.1\r\nHost: api.good.test:%d\r\n\r\n" % rig.direct)
+    return await client.rest()
 
 
 def scripted(script: Callable[..., Awaitable[None]]) -> Drive:
@@ -80,16 +100,18 @@ async def leaves(rig: Rig) -> bytes:
     return got
 
 
+BOTH = ("h2", "http/1.1")
 BEFORE: dict[str, Drive] = {
     "client_connected": get,
     "next_layer": get,
-    "bad_head": garbage,
-    "http_connect": get,
+    "bad_head": h2_garbage,
     "tls_start_client": get,
     "tls_established_client": get,
     "tls_failed_client": bad_hello,
-    "requestheaders": get,
-    "request": get,
+    "lane_request": get,
+    "requestheaders": h2_get,
+    "request": h2_get,
+    "error": h2_unreachable,
     "server_connect": get,
     "server_connected": get,
     "server_connect_error": unreachable,
@@ -98,10 +120,9 @@ BEFORE: dict[str, Drive] = {
     "tls_failed_server": get,
 }
 AFTER: dict[str, Drive] = {
-    "responseheaders": get,
-    "response": scripted(two_parts),
-    "error": scripted(short),
-    "server_disconnected": scripted(then_close),
+    "responseheaders": h2_get,
+    "response": h2_get,
+    "server_disconnected": idle_end,
     "client_disconnected": leaves,
 }
 
@@ -140,8 +161,8 @@ def test_raising_before_the_request_is_sent(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        hosts = ("wrong.test",) if name == "tls_failed_server" else ("api.good.test", "up.good.test")
-        async with rig(tmp_path, good_hosts=hosts) as r:
+        hosts = ("wrong.test",) if name == "tls_failed_server" else ("api.good.test", "up.good.test", "h2.good.test")
+        async with rig(tmp_path, good_hosts=hosts, alpn=BOTH) as r:
             calls = plant(monkeypatch, name)
             got = b""
             with contextlib.suppress(ConnectionError, ssl.SSLError, asyncio.IncompleteReadError):
@@ -149,7 +170,7 @@ def test_raising_before_the_request_is_sent(
             assert calls
             assert r.untouched
             assert b"HTTP/1.1 200" not in got
-            if name == "requestheaders":
+            if name in {"requestheaders", "lane_request"}:
                 assert b"403" in got
                 assert b'"internal"' in got
             else:
@@ -169,15 +190,15 @@ def test_raising_after_the_request_was_sent(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        async with rig(tmp_path) as r:
+        async with rig(tmp_path, alpn=BOTH) as r:
             calls = plant(monkeypatch, name)
             got = await AFTER[name](r)
             async with asyncio.timeout(5):
                 await r.good.closed.wait()
             assert calls
-            assert SECRET.encode() in r.good.raw
-            if name == "responseheaders":
-                assert got == b""
+            assert secret_arrived(r)
+            if name in {"responseheaders", "response"}:
+                assert b"HTTP/1.1" not in got  # the stream never came to its end
             else:
                 assert got.removesuffix(b"\r\n").endswith(b"first")  # and not the end of the chunks
             await everything_closed(r)
@@ -189,22 +210,9 @@ def test_raising_after_the_request_was_sent(
     asyncio.run(main())
 
 
-def test_raising_while_a_body_is_on_its_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`request` comes at the end of a streamed body: the target gets no end of it, the client no answer."""
-
-    async def main() -> None:
-        async with rig(tmp_path) as r:
-            plant(monkeypatch, "request")
-            client = await r.tunnel()
-            head = b"POST /ok/a HTTP/1.1\r\nHost: api.good.test:%d\r\nTransfer-Encoding: chunked\r\n\r\n" % r.direct
-            client.writer.write(head + b"5\r\nfirst\r\n0\r\n\r\n")
-            assert await client.rest() == b""
-            async with asyncio.timeout(5):
-                await r.good.closed.wait()
-            assert r.records("outcome")[-1]["reason"] == "internal"
-            await everything_closed(r)
-
-    asyncio.run(main())
+def secret_arrived(r: Rig) -> bool:
+    over_h2 = [value for session in r.good.sessions for seen in session.seen for value in seen.values(b"authorization")]
+    return SECRET.encode() in r.good.raw or b"Bearer " + SECRET.encode() in over_h2
 
 
 async def everything_closed(r: Rig) -> None:
@@ -227,5 +235,116 @@ def test_without_the_stamp_the_same_request_passes(tmp_path: Path) -> None:
             client.close()
             assert answer.status == 200
             assert SECRET.encode() in r.good.raw
+
+    asyncio.run(main())
+
+
+# -- the steps of the strict lane -----------------------------------------------------------------------------------
+
+
+async def garbage(rig: Rig) -> bytes:
+    client = await rig.dial(rig.proxy)
+    client.writer.write(b"\x00\x01\x02 nothing\r\n\r\n")
+    return await client.rest()
+
+
+async def refused(rig: Rig) -> bytes:
+    client = await rig.tunnel()
+    client.writer.write(b"GET /no HTTP/1.1\r\nHost: api.good.test:%d\r\nConnection: close\r\n\r\n" % rig.direct)
+    return await client.rest()
+
+
+async def connect(rig: Rig) -> bytes:
+    client = await rig.dial(rig.proxy)
+    client.writer.write(b"CONNECT api.good.test:%d HTTP/1.1\r\n\r\n" % rig.direct)
+    return await client.rest()
+
+
+async def upload(rig: Rig) -> bytes:
+    client = await rig.tunnel()
+    head = b"POST /ok/a HTTP/1.1\r\nHost: api.good.test:%d\r\nTransfer-Encoding: chunked\r\n\r\n" % rig.direct
+    client.writer.write(head + b"5\r\nfirst\r\n0\r\n\r\n")
+    return await client.rest()
+
+
+# step: how to come there, and whether a target has the request by then.
+STEPS_DRIVEN: dict[str, tuple[Drive, bool]] = {
+    "bad_head": (garbage, False),
+    "open_tunnel": (connect, False),
+    "admit": (get, False),
+    "refuse": (refused, False),
+    "await_answer": (get, False),
+    "sent": (upload, False),
+    "answered": (get, True),
+    "received": (get, True),
+    "finish": (get, True),
+    "broke": (unreachable, False),
+}
+
+
+def test_every_step_has_its_case() -> None:
+    steps = {name for name, value in vars(Steps).items() if callable(value) and not name.startswith("_")}
+    assert steps - {"hold"} == set(STEPS_DRIVEN)  # `hold`: where bodies are judged, test_gateway_bodies
+
+
+@pytest.mark.parametrize("name", STEPS_DRIVEN)
+def test_raising_in_a_step_of_the_strict_lane(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            calls: list[str] = []
+
+            def failing(*_args: object, **_named: object) -> None:
+                calls.append(name)
+                raise Planted
+
+            monkeypatch.setattr(Steps, name, failing)
+            drive, arrived = STEPS_DRIVEN[name]
+            got = b""
+            with contextlib.suppress(ConnectionError, ssl.SSLError, asyncio.IncompleteReadError):
+                got = await drive(r)
+            assert calls
+            assert r.untouched is not arrived
+            if name == "refuse":
+                assert b'"internal"' in got  # the stamp: a denial that could not be made is one of ours
+            elif name == "admit":
+                assert b'"internal"' in got
+            else:
+                assert got == b""  # not even an answer that came whole: its end could not be recorded
+            assert [x for x in r.records("deny", "outcome") if x["reason"] == "internal"]
+            await everything_closed(r)
+        assert SECRET not in caplog.text
+
+    asyncio.run(main())
+
+
+def test_a_body_that_fails_on_its_way_gets_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second piece fails: the target has the first, and never the last chunk."""
+
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            sent, calls = Steps.sent, []
+
+            def second(self: Steps, *args: object) -> object:
+                calls.append(args)
+                if len(calls) > 2:
+                    raise Planted
+                return sent(self, *args)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(Steps, "sent", second)
+            client = await r.tunnel()
+            head = b"POST /ok/a HTTP/1.1\r\nHost: api.good.test:%d\r\nTransfer-Encoding: chunked\r\n\r\n" % r.direct
+            client.writer.write(head)
+            await asyncio.sleep(0.1)
+            client.writer.write(b"5\r\nfirst\r\n")
+            await asyncio.sleep(0.1)
+            client.writer.write(b"6\r\nsecond\r\n0\r\n\r\n")
+            assert await client.rest() == b""
+            async with asyncio.timeout(5):
+                await r.good.closed.wait()
+            assert len(calls) == 3
+            assert r.records("outcome")[-1]["reason"] == "internal"
+            await everything_closed(r)
 
     asyncio.run(main())

@@ -144,7 +144,7 @@ def test_an_unknown_hook_ends_the_connection(tmp_path: Path, monkeypatch: pytest
 
     async def main() -> None:
         async with rig(tmp_path) as r:
-            names = tuple(n for n in hooks.HOOKS if n != "request")
+            names = tuple(n for n in hooks.HOOKS if n != "lane_request")
             monkeypatch.setattr("credgate.gateway.handler.HOOKS", names)
             client = await r.tunnel()
             client.writer.write(b"GET /ok/a HTTP/1.1\r\nHost: api.good.test:%d\r\n\r\n" % r.direct)

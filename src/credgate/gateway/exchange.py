@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -58,6 +59,9 @@ class Exchange:
     intent_seq: int = 0
     target: Target | None = None
     pin: str = ""
+    body_max: int = 0  # bytes of a body that is read before it is judged; 0: it isn't
+    held: int = 0  # bytes of it that are kept
+    hold: Callable[[bytes], bool] | None = field(default=None, repr=False)  # counts them; True: refused
     failure: Reason | None = None  # why the upstream gave no answer, or not a whole one
     why: str = ""  # more of it, for the ledger alone
     client_gone: bool = False
@@ -104,6 +108,7 @@ class ClientState:
     pins: dict[Key, str] = field(default_factory=dict)  # the address that the open connection goes to
     exchanges: set[Exchange] = field(default_factory=set)  # with an intent and without an outcome
     bindings: set[str] = field(default_factory=set)  # names of those that requests on this connection were allowed with
+    held: int = 0  # bytes of bodies that are kept to be judged
     closed: bool = False  # killed: nothing more may be written down or sent for it
 
     @property

@@ -18,6 +18,7 @@ from mitmproxy.connection import Connection, ConnectionState, Server
 from mitmproxy.http import HTTPFlow
 from mitmproxy.options import Options
 from mitmproxy.proxy import commands, events
+from mitmproxy.proxy.layer import Layer
 from mitmproxy.proxy.mode_specs import ProxyMode
 from mitmproxy.proxy.server import ConnectionIO, LiveConnectionHandler
 from mitmproxy.proxy.server_hooks import (
@@ -29,11 +30,14 @@ from mitmproxy.proxy.server_hooks import (
 )
 
 from credgate.gateway.dial import DialError, Streams
-from credgate.gateway.exchange import ClientState, Exchange, Key, exchange_of
+from credgate.gateway.exchange import ClientState, Exchange, Key, Target, exchange_of
 from credgate.gateway.hooks import HOOKS, QUIET, Hooks
 from credgate.gateway.http2 import MAX_BACKLOG
 from credgate.gateway.judge import wire_of
+from credgate.gateway.link import Link, pump
 from credgate.gateway.refusal import Refusal, deny
+from credgate.gateway.steps import Steps
+from credgate.gateway.turn import Turn
 from credgate.ledger.record import LedgerError
 from rules.reasons import Reason
 
@@ -116,7 +120,8 @@ class GateHandler(LiveConnectionHandler):
         self.dead = False
         self.http: GateHttpLayer | None = None  # the innermost one
         self._hooks = hooks
-        self._client_gate, self._server_gate = Gate(), Gate()
+        self._client_gate, self.server_gate = Gate(), Gate()
+        self.links: dict[Connection, Link] = {}  # connections of the strict lane that are this one's
         self._progress: asyncio.TimerHandle | None = None
         self._broken: set[str] = set()
         self._late_ids: set[str] = set()
@@ -147,21 +152,25 @@ class GateHandler(LiveConnectionHandler):
     @contextmanager
     def _held(self) -> Iterator[None]:
         self._client_gate.hold()
-        self._server_gate.hold()
+        self.server_gate.hold()
         try:
             yield
         finally:
             self._client_gate.release()
-            self._server_gate.release()
+            self.server_gate.release()
 
     def _failed(self, name: str, data: object, error: Exception) -> None:
         """End what a hook failed on. `requestheaders` has stamped its refusal already, which is spoken."""
         detail = f"hook {name}: {type(error).__name__}"
         logger.error("gateway: %s at %s", detail, _where(error))
-        if name != "requestheaders" or not isinstance(data, HTTPFlow):
+        if name == "requestheaders" and isinstance(data, HTTPFlow):
+            exchange = exchange_of(data)
+            wire = wire_of(data, self.state, exchange)
+        elif name == "lane_request" and isinstance(data, Turn):
+            exchange, wire = data.exchange, data.wire
+        else:
             self.end(Reason.INTERNAL, detail)
             return
-        exchange = exchange_of(data)
         exchange.refusal = exchange.refusal or Refusal(deny=deny(Reason.INTERNAL))
         self.state.run.denied += 1
         records = self._hooks.judge.records
@@ -169,7 +178,7 @@ class GateHandler(LiveConnectionHandler):
             if exchange.intent_seq:
                 records.outcome(self.state, exchange, reason=Reason.INTERNAL, detail=detail)
             else:
-                records.deny(self.state, exchange, exchange.refusal, wire_of(data, self.state, exchange), detail)
+                records.deny(self.state, exchange, exchange.refusal, wire, detail)
         except LedgerError:
             exchange.refusal = Refusal(deny=deny(Reason.LEDGER_UNAVAILABLE))
 
@@ -257,14 +266,63 @@ class GateHandler(LiveConnectionHandler):
         if transport is not None and transport.handler is not None:
             transport.handler.cancel("dropped")
 
+    # -- connections of the strict lane -----------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> Steps:
+        """What the lanes share."""
+        return self._hooks.steps
+
+    def new_link(self, link: Link, lane: Layer) -> Link:
+        """Take a connection that is about to be made. From now on nothing more is read that could not go on yet."""
+        self._connecting[link.server] = None
+        self._client_gate.hold()
+        return self._hold(link, lane)
+
+    def _hold(self, link: Link, lane: Layer) -> Link:
+        link.lane = lane
+        self.links[link.server] = link
+        return link
+
+    def take(self, target: Target, lane: Layer) -> Link | None:
+        """Take a connection of the run's that waits in the pool."""
+        link = self._hooks.pool.take(self.state.run, target)
+        if link is None or link.streams is None:
+            return None
+        link.give(self)
+        self.transports[link.server] = ConnectionIO(link.task, *link.streams)
+        self.state.pins[target.key] = link.pin
+        return self._hold(link, lane)
+
+    def park(self, link: Link) -> None:
+        """Leave a connection to the pool; one that can't be used again is closed."""
+        if not link.is_quiet or self.dead:
+            self.drop(link.server)
+            return
+        self.links.pop(link.server, None)
+        self.transports.pop(link.server, None)
+        link.lane = None
+        self._hooks.pool.put(link)
+
+    async def link_over(self, link: Link) -> None:
+        """A connection of ours was closed, by whichever side."""
+        server = link.server
+        server.state, server.timestamp_end = ConnectionState.CLOSED, time.time()
+        await self.server_event(events.ConnectionClosed(server))
+        self.transports.pop(server, None)
+        self.links.pop(server, None)
+        self.connecting_done(server)
+        await self.handle_hook(ServerDisconnectedHook(ServerConnectionHookData(client=self.client, server=server)))
+
     # -- mitmproxy's engine -----------------------------------------------------------------------------------------
 
     async def open_connection(self, command: commands.OpenConnection) -> None:
         """Dial the judged address of a target; mitmproxy's own would ask getaddrinfo."""
         server = command.connection
         data = ServerConnectionHookData(client=self.client, server=server)
-        self._client_gate.hold()
-        self._connecting[server] = None
+        if server not in self._connecting:
+            self._client_gate.hold()
+            self._connecting[server] = None
         streams = await self._dial(server, data)
         if self.dead:
             return
@@ -279,6 +337,10 @@ class GateHandler(LiveConnectionHandler):
         await self.server_event(events.OpenConnectionCompleted(command, None))
         if not server.tls:
             self.connecting_done(server)
+        link = self.links.get(server)
+        if link is not None:
+            await pump(link)
+            return
         try:
             await self.handle_connection(server)
         finally:
@@ -293,6 +355,7 @@ class GateHandler(LiveConnectionHandler):
                 return await self._hooks.judge.dialler.connect(self.state.targets[server.address])
             except DialError as error:
                 server.error = error.reason.value
+                self.state.blame(server.address, error.reason, error.detail)
         await self.handle_hook(ServerConnectErrorHook(data))
         return None
 
@@ -302,10 +365,13 @@ class GateHandler(LiveConnectionHandler):
         server.state = ConnectionState.OPEN
         server.peername = writer.get_extra_info("peername")
         server.sockname = writer.get_extra_info("sockname")
+        link = self.links.get(server)
+        if link is not None:
+            link.task, link.streams, link.pin = asyncio.current_task(), streams, str(server.peername[0])
         self.transports[server] = ConnectionIO(
             handler=asyncio.current_task(),
             reader=cast(
-                "asyncio.StreamReader", GatedReader(reader, self._server_gate, lambda: self._broken.add(server.id))
+                "asyncio.StreamReader", GatedReader(reader, self.server_gate, lambda: self._broken.add(server.id))
             ),
             writer=writer,
         )
@@ -328,7 +394,7 @@ class GateHandler(LiveConnectionHandler):
     def _balance(self, to_client: int, to_targets: int) -> None:
         """Stop reading what would only be queued. Never both sides: each may wait for what the other one reads."""
         behind = to_client > MAX_BACKLOG
-        self._server_gate.hold_while(behind)
+        self.server_gate.hold_while(behind)
         self._client_gate.hold_while(to_targets > MAX_BACKLOG and not behind)
 
     def log(self, message: str, level: int = logging.INFO, exc_info: Any = None) -> None:

@@ -21,10 +21,13 @@ from credgate.ca import Authority
 from credgate.gateway.exchange import ClientState, Exchange, Target, exchange_of
 from credgate.gateway.http1 import BadHead
 from credgate.gateway.judge import Judge, apply, wire_of
+from credgate.gateway.lane import Lane
 from credgate.gateway.layers import Closer, http_layer
-from credgate.gateway.refusal import Refusal, deny
+from credgate.gateway.link import Pool
 from credgate.gateway.steps import Steps, Timeouts
+from credgate.gateway.turn import Turn
 from credgate.gateway.upstream import UpstreamTls
+from credgate.gateway.waiting import BodyWanted, let_all_go
 from rules.addresses import unmap
 from rules.decide import endpoint_for
 from rules.hosts import HostError, normalize_host
@@ -38,10 +41,10 @@ HOOKS = (
     "client_connected",
     "next_layer",
     "bad_head",
-    "http_connect",
     "tls_start_client",
     "tls_established_client",
     "tls_failed_client",
+    "lane_request",
     "requestheaders",
     "request",
     "server_connect",
@@ -71,6 +74,7 @@ class Hooks:
     authority: Authority
     upstream: UpstreamTls
     timeouts: Timeouts = field(default_factory=Timeouts)
+    pool: Pool = field(default_factory=Pool)
 
     @property
     def steps(self) -> Steps:
@@ -86,6 +90,7 @@ class Hooks:
         """The client's connection ended: so do its exchanges."""
         for exchange in tuple(handler.state.exchanges):
             self.steps.finish(handler.state, exchange, detail="client closed the connection")
+        let_all_go(handler.state)
 
     async def next_layer(self, handler: "GateHandler", nextlayer: NextLayer) -> None:
         """Tell TLS from HTTP by the first byte; what is neither gets no second one through."""
@@ -96,33 +101,21 @@ class Hooks:
         if data[0] == 0x16 and not context.client.tls:
             handler.expect_progress(self.timeouts.tls)
             nextlayer.layer = ClientTLSLayer(context)
-        elif data[:1].isalpha() or data[:1] == b"\r" or context.client.alpn == b"h2":
+        elif context.client.alpn == b"h2":
             handler.progressed()
             nextlayer.layer = handler.http = http_layer(context, HTTPMode.transparent)
+        elif data[:1].isalpha() or data[:1] == b"\r":
+            handler.progressed()
+            nextlayer.layer = Lane(context, handler, outer=False)
         else:
             nextlayer.layer = Closer(context)
             self.judge.records.connection(handler.state, Reason.NOT_HTTP, detail="neither TLS nor HTTP")
 
     async def bad_head(self, handler: "GateHandler", bad: BadHead) -> None:
         """What came is no HTTP head."""
-        reason = Reason.MALFORMED if bad.http else Reason.NOT_HTTP
-        refusal = Refusal(deny=deny(reason))
-        handler.state.run.denied += 1
-        self.judge.records.connection(handler.state, reason, detail=bad.detail, request_id=refusal.request_id)
+        refusal = self.steps.bad_head(handler.state, http=bad.http, detail=bad.detail)
         tunnel = bool(handler.state.connect_port) and not bad.client.tls_established
         bad.answer = b"" if tunnel and not bad.http else refusal.wire()
-
-    async def http_connect(self, handler: "GateHandler", flow: HTTPFlow) -> None:
-        """Open a tunnel, or refuse CONNECT itself."""
-        exchange, state = exchange_of(flow), handler.state
-        exchange.refusal = Refusal(deny=deny(Reason.INTERNAL))
-        verdict = self.steps.open_tunnel(state, flow.request.data.authority)
-        if verdict is not None:
-            self.steps.refuse(state, exchange, wire_of(flow, state, exchange), verdict)
-            return
-        flow.request.data.host, flow.request.data.port = "tunnel.invalid", state.connect_port
-        handler.expect_progress(self.timeouts.tls)
-        exchange.refusal = None
 
     async def tls_start_client(self, handler: "GateHandler", start: TlsData) -> None:
         """Show a leaf for the name that the client asks for, listed or not: the refusal is spoken inside."""
@@ -151,21 +144,54 @@ class Hooks:
         else:
             self.judge.records.broken_off(handler.state, data.conn.sni or "")
 
+    async def lane_request(self, handler: "GateHandler", turn: Turn) -> None:
+        """Judge one request of the strict lane; on Allow its headers are the judged ones with the secret in place."""
+        body = b"".join(turn.kept) if turn.collecting else None
+        state, exchange = handler.state, turn.exchange
+        admitted = await self.steps.admit(state, exchange, turn.wire, handler.connected_keys(), body)
+        if admitted is None:
+            return
+        turn.collecting = isinstance(admitted, BodyWanted)
+        if not isinstance(admitted, BodyWanted):
+            turn.fields = admitted
+        exchange.refusal = None
+
     async def requestheaders(self, handler: "GateHandler", flow: HTTPFlow) -> None:
         """Judge one request; on Allow its headers are the judged ones with the secret in place."""
         exchange, state = exchange_of(flow), handler.state
         wire = wire_of(flow, state, exchange)
-        fields = await self.steps.admit(state, exchange, wire, handler.connected_keys())
-        if fields is None:
+        admitted = await self.steps.admit(state, exchange, wire, handler.connected_keys())
+        if admitted is None:
             return
-        apply(flow, exchange, fields)
-        flow.request.stream = lambda data: self._sent(handler, flow, exchange, data)
+        if isinstance(admitted, BodyWanted):
+            exchange.hold = lambda data: self.steps.hold(state, exchange, wire, len(data))
+        else:
+            apply(flow, exchange, admitted)
+            flow.request.stream = lambda data: self._sent(handler, flow, exchange, data)
         exchange.refusal = None
 
     async def request(self, handler: "GateHandler", flow: HTTPFlow) -> None:
         """The request is whole. Trailers were not judged, so they go no further (RFC 9110 6.5.1)."""
+        exchange = exchange_of(flow)
         flow.request.trailers = None
-        self._await_answer(handler, flow, exchange_of(flow))
+        if exchange.hold is not None and not await self._judged_whole(handler, flow, exchange):
+            return
+        self._await_answer(handler, flow, exchange)
+
+    async def _judged_whole(self, handler: "GateHandler", flow: HTTPFlow, exchange: Exchange) -> bool:
+        """Judge a request with the body that was kept; what is sent are its very bytes."""
+        state, body = handler.state, flow.request.raw_content or b""
+        wire = wire_of(flow, state, exchange)
+        admitted = await self.steps.admit(state, exchange, wire, handler.connected_keys(), body)
+        if admitted is None or isinstance(admitted, BodyWanted):  # the latter leaves the stamp
+            return False
+        apply(flow, exchange, admitted)
+        over = self.steps.sent(state, exchange, len(body))
+        if over is not None:
+            self.steps.refuse(state, exchange, wire, over)
+            return False
+        exchange.refusal = None
+        return True
 
     async def server_connect(self, handler: "GateHandler", data: ServerConnectionHookData) -> None:
         """A dial is about to start: only to a target that was judged on this connection."""

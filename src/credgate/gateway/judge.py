@@ -2,17 +2,21 @@
 rules said yes, nothing is injected before the ledger has it on disk, nothing is sent before both.
 """
 
+import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mitmproxy.http import Headers, HTTPFlow
 
 from credgate.gateway import standing
+from credgate.gateway.decoded import Undecodable, decoded
 from credgate.gateway.dial import Dialler
 from credgate.gateway.exchange import ClientState, Exchange, Key, Target
 from credgate.gateway.records import Records
 from credgate.gateway.refusal import deny
+from credgate.gateway.waiting import BodyWanted, promised_too_much
+from credgate.gateway.waiting import refused as body_refused
 from credgate.ledger.record import LedgerError
 from credgate.runs import Run
 from credgate.secretvalue import Secret, SecretUnavailable
@@ -26,6 +30,7 @@ from rules.verdict import Allow, Deny
 if TYPE_CHECKING:
     from credgate.vault import Vault
 
+_QUICK = 16 << 10  # bytes of a body that are parsed at once; a thread costs more
 _MAX_TARGETS = 64  # judged hosts that one client connection remembers beyond its open upstream connections
 
 type Fields = tuple[tuple[bytes, bytes], ...]
@@ -62,10 +67,18 @@ class Judge:
     dialler: Dialler
 
     async def judge(
-        self, state: ClientState, exchange: Exchange, wire: Wire, connected: frozenset[Key]
-    ) -> Fields | Deny:
-        """The headers to send, or the refusal. After fields came back the intent is in the ledger."""
-        allow = self._allow(state.run, exchange, wire)
+        self,
+        state: ClientState,
+        exchange: Exchange,
+        wire: Wire,
+        connected: frozenset[Key],
+        body: bytes | None = None,
+    ) -> Fields | BodyWanted | Deny:
+        """The headers to send, or the refusal. After fields came back the intent is in the ledger.
+
+        `body` is the whole one as it was sent, once it was asked for by BodyWanted.
+        """
+        allow = await self._allow(state.run, exchange, wire, body)
         if isinstance(allow, Deny):
             return allow
         request = exchange.request
@@ -75,6 +88,10 @@ class Judge:
         refused = standing.may(state.run, allow, request)
         if refused is not None:
             return refused
+        if allow.body_max:
+            exchange.body_max = allow.body_max
+            over = promised_too_much(request, allow.body_max)
+            return body_refused(f"over max = {allow.body_max} bytes") if over else BodyWanted(max=allow.body_max)
         try:
             target = await self._target(state, allow, request, connected)
             if isinstance(target, Deny):
@@ -88,7 +105,7 @@ class Judge:
         except LedgerError:
             return deny(Reason.LEDGER_UNAVAILABLE)
 
-    def _allow(self, run: Run, exchange: Exchange, wire: Wire) -> Allow | Deny:
+    async def _allow(self, run: Run, exchange: Exchange, wire: Wire, body: bytes | None) -> Allow | Deny:
         closed = standing.closed(run)
         if closed is not None:
             return closed
@@ -98,7 +115,16 @@ class Judge:
         if isinstance(request, Deny):
             return request
         exchange.request = request
-        return decide(run.policy, run.role, request, run.decoys)
+        if body is None:
+            return decide(run.policy, run.role, request, run.decoys)
+        try:
+            whole = replace(request, body=decoded(request.headers, body, exchange.body_max))
+        except Undecodable as why:
+            return body_refused(str(why))
+        if len(body) < _QUICK:
+            return decide(run.policy, run.role, whole, run.decoys)
+        # Parsing 32 MiB takes seconds, in which the other runs would stand still.
+        return await asyncio.to_thread(decide, run.policy, run.role, whole, run.decoys)
 
     async def _target(
         self, state: ClientState, allow: Allow, request: Request, connected: frozenset[Key]

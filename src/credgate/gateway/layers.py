@@ -16,6 +16,7 @@ from mitmproxy.proxy.layers import http as mitm
 from mitmproxy.proxy.layers.http import HTTPMode
 from mitmproxy.proxy.layers.http._events import (
     ErrorCode,
+    RequestData,
     RequestHeaders,
     RequestProtocolError,
     ResponseData,
@@ -132,6 +133,15 @@ class GateStream(mitm.HttpStream):
             yield from self._refuse(exchange)
             return True
         return (yield from super().check_killed(emit_error_hook))
+
+    def state_consume_request_body(self, event: events.Event) -> Commands:
+        """Keep a body that is judged, as far as that is allowed."""
+        exchange = exchange_of(self.flow)
+        if isinstance(event, RequestData) and exchange.hold is not None and exchange.hold(event.data):
+            self.request_body_buf.clear()
+            yield from self._refuse(exchange)
+            return
+        yield from super().state_consume_request_body(event)
 
     def start_response_stream(self) -> Commands:
         """From here on the client has a head: what goes wrong later closes its connection."""

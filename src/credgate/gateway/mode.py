@@ -9,14 +9,13 @@ from mitmproxy.options import Options
 from mitmproxy.proxy.context import Context
 from mitmproxy.proxy.layer import Layer
 from mitmproxy.proxy.layers import modes
-from mitmproxy.proxy.layers.http import HTTPMode
 from mitmproxy.proxy.mode_servers import AsyncioServerInstance
 from mitmproxy.proxy.mode_specs import ProxyMode
 
 from credgate.gateway.exchange import ClientState
 from credgate.gateway.handler import GateHandler
 from credgate.gateway.hooks import Hooks
-from credgate.gateway.layers import http_layer
+from credgate.gateway.lane import Lane
 from credgate.runs import Listener, Run
 
 MAX_CONNECTIONS = 512  # of one run: a jail can't take the daemon's descriptors from the other runs
@@ -73,12 +72,17 @@ class CredgateInstance(AsyncioServerInstance[CredgateMode]):  # type: ignore[no-
             raise OSError(f"socket for port {self.listener.port} does not listen")
         return [await asyncio.start_server(self.handle_stream, sock=sock)]
 
-    def make_top_layer(self, context: Context) -> Layer:
+    def top_layer(self, handler: GateHandler) -> Layer:
         """CONNECT and absolute-form on the proxy port; elsewhere the first byte tells TLS from HTTP."""
+        context = handler.layer.context
         if self.listener.proxy:
-            return http_layer(context, HTTPMode.regular)
+            return Lane(context, handler, outer=True)
         context.server.address = ("direct.invalid", self.listener.port)
         return modes.HttpProxy(context)
+
+    def make_top_layer(self, context: Context) -> Layer:
+        """Never called: `handle_stream` below has a handler of its own to make the layer for."""
+        raise NotImplementedError
 
     async def handle_stream(self, reader: Any, writer: Any = None) -> None:
         """Run one accepted connection to its end."""
@@ -89,7 +93,7 @@ class CredgateInstance(AsyncioServerInstance[CredgateMode]):  # type: ignore[no-
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         state = ClientState(run=self.run, listener=self.listener)
         handler = GateHandler((reader, writer), self.options, self.mode, state=state, hooks=self.hooks)
-        handler.layer = self.make_top_layer(handler.layer.context)
+        handler.layer = self.top_layer(handler)
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("not in a task")

@@ -8,11 +8,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from credgate.gateway import standing
+from credgate.gateway import standing, waiting
 from credgate.gateway.exchange import ClientState, Exchange, Key
 from credgate.gateway.judge import Fields, Judge
 from credgate.gateway.records import collect_ids
 from credgate.gateway.refusal import HEADER, Refusal, deny
+from credgate.gateway.waiting import BodyWanted
 from credgate.ledger.record import LedgerError
 from rules.decide import decide_connect
 from rules.reasons import Reason
@@ -62,11 +63,21 @@ class Steps:
         return None
 
     async def admit(
-        self, state: ClientState, exchange: Exchange, wire: Wire, connected: frozenset[Key]
-    ) -> Fields | None:
-        """The headers to send; None where the request is refused. The stamp is the caller's to lift."""
+        self,
+        state: ClientState,
+        exchange: Exchange,
+        wire: Wire,
+        connected: frozenset[Key],
+        body: bytes | None = None,
+    ) -> Fields | BodyWanted | None:
+        """The headers to send; None where the request is refused. The stamp is the caller's to lift.
+
+        BodyWanted: nothing is sent yet. The lane keeps the body, as far as `hold` lets it, and asks again with it.
+        """
         exchange.refusal = Refusal(deny=deny(Reason.INTERNAL))
-        verdict = await self.judge.judge(state, exchange, wire, connected)
+        verdict = await self.judge.judge(state, exchange, wire, connected, body)
+        if isinstance(verdict, BodyWanted):
+            return verdict
         if isinstance(verdict, Deny):
             self.refuse(state, exchange, wire, verdict)
             return None
@@ -75,6 +86,7 @@ class Steps:
 
     def refuse(self, state: ClientState, exchange: Exchange, wire: Wire | None, verdict: Deny) -> None:
         """Make a Deny the answer, and record it."""
+        waiting.let_go(state, exchange)
         state.run.denied += 1
         exchange.refusal = Refusal(deny=verdict)
         try:
@@ -84,6 +96,13 @@ class Steps:
                 self.judge.records.deny(state, exchange, exchange.refusal, wire)
         except LedgerError:
             exchange.refusal = Refusal(deny=deny(Reason.LEDGER_UNAVAILABLE))
+
+    def hold(self, state: ClientState, exchange: Exchange, wire: Wire, size: int) -> bool:
+        """Count bytes of a body that is kept to be judged; True: the request is refused for them."""
+        over = waiting.hold(state, exchange, size)
+        if over is not None:
+            self.refuse(state, exchange, wire, over)
+        return over is not None
 
     def await_answer(self, exchange: Exchange, *, connected: bool, drop: Callable[[], None]) -> None:
         """Wait for the answer's head from now on; `drop` ends the upstream connection when it is late."""
@@ -125,6 +144,7 @@ class Steps:
 
     def finish(self, state: ClientState, exchange: Exchange, *, reason: Reason | None = None, detail: str = "") -> None:
         """Record how a forwarded request ended; nothing for one that was not forwarded."""
+        waiting.let_go(state, exchange)
         exchange.disarm()
         if exchange.intent_seq:
             self.judge.records.outcome(state, exchange, reason=reason, detail=detail)

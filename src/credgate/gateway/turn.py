@@ -1,0 +1,104 @@
+"""One request of the strict lane and its answer, and both as the bytes that are sent on."""
+
+from dataclasses import dataclass, field
+
+from credgate.gateway.exchange import Exchange
+from credgate.gateway.framing import Body, Chunked, Counted, Fields, UntilClose, tokens, values
+from credgate.gateway.head import RequestHead, ResponseHead
+from credgate.gateway.link import Link
+from credgate.gateway.refusal import Refusal, phrase
+from rules.request import Wire
+
+# Of this hop alone (RFC 9110 7.6.1), or about trailers, which go nowhere: we frame and persist by our own rules.
+_HOP = frozenset(
+    {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade", b"transfer-encoding"}
+)
+_REQUEST_FRAMING = frozenset({b"content-length", b"transfer-encoding", b"expect", b"trailer"})
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Turn:
+    """What the lane knows of one request on its way."""
+
+    exchange: Exchange
+    wire: Wire
+    head: RequestHead
+    body: Counted | Chunked | None  # None: framed in a way that has more than one reading, which the rules refuse
+    fields: Fields = ()  # to send; set by Allow
+    collecting: bool = False  # the body is read before it is judged
+    kept: list[bytes] = field(default_factory=list)  # what of it was read
+    link: Link | None = None
+    head_sent: bool = False
+    retried: bool = False
+    held: bytes = b""  # of an answer's unfinished head
+    seen: int = 0
+    interim: int = 0
+    answer: Body | None = None  # set once the head of a final answer was taken
+    chunked: bool = False  # the answer goes to the client in chunks
+    keep: bool = False  # the target keeps its connection
+    detail: str = ""  # for the ledger
+
+    @property
+    def request_done(self) -> bool:
+        """Whether the request is whole."""
+        return self.body is not None and self.body.done
+
+    @property
+    def expects(self) -> bool:
+        """Whether the client waits for a 100 before it sends the body."""
+        return b"100-continue" in tokens(self.head.fields, b"expect")
+
+    @property
+    def client_keeps(self) -> bool:
+        """Whether the client wants to go on after the answer."""
+        return keeps(self.head.version, self.head.fields)
+
+    @property
+    def may_retry(self) -> bool:
+        """Whether nobody can tell a second sending from the first: RFC 9110 9.2.1, no body, and no byte came back."""
+        reused = self.link is not None and self.link.uses > 0 and not self.retried
+        safe = self.head.method in {b"GET", b"HEAD"} and not self.exchange.has_body
+        return reused and safe and self.answer is None and not (self.held or self.interim or self.exchange.failure)
+
+
+def keeps(version: bytes, fields: Fields) -> bool:
+    """Whether the sender of a head keeps the connection. HTTP/1.0 never does: keep-alive there is nobody's standard."""
+    return version == b"HTTP/1.1" and b"close" not in tokens(fields, b"connection")
+
+
+def request_bytes(turn: Turn) -> bytes:
+    """The head that was judged, with its secret, framed as its body will be sent."""
+    request = turn.exchange.request
+    if request is None:
+        raise RuntimeError("sent before it was judged")
+    lines = [f"{request.method} {request.target} {request.http_version}".encode("ascii")]
+    lines += [name + b": " + value for name, value in turn.fields if name.lower() not in _REQUEST_FRAMING]
+    if isinstance(turn.body, Chunked):
+        lines.append(b"transfer-encoding: chunked")
+    lines += [b"content-length: " + length for length in values(turn.head.fields, b"content-length")]
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def answer_bytes(turn: Turn, head: ResponseHead, fields: Fields) -> bytes:
+    """The answer's head for the client, framed as its body will be sent."""
+    drop = _HOP | tokens(head.fields, b"connection")
+    drop |= frozenset({b"content-length"}) if head.status == 204 else frozenset()  # RFC 9110 8.6
+    lines = [b"HTTP/1.1 %d %s" % (head.status, head.phrase)]
+    lines += [name + b": " + value for name, value in fields if name.lower() not in drop]
+    lines += [b"transfer-encoding: chunked"] if turn.chunked else []
+    lines += [b"connection: close"] if closes(turn) else []
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def closes(turn: Turn) -> bool:
+    """Whether the client's connection ends behind the answer."""
+    lost = not turn.request_done and not turn.keep  # the target won't take the rest of the request
+    return lost or not turn.client_keeps or isinstance(turn.answer, UntilClose)
+
+
+def refusal_bytes(turn: Turn, refusal: Refusal, *, close: bool) -> bytes:
+    """A refusal as the answer to this request."""
+    status = refusal.deny.status
+    lines = [b"HTTP/1.1 %d %s" % (status, phrase(status))]
+    lines += [name + b": " + value for name, value in refusal.fields(h2=False, close=close)]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + (b"" if turn.head.method == b"HEAD" else refusal.body())
