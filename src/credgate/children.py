@@ -211,6 +211,7 @@ class Children:
             await self._drive(peer, child)
         finally:
             self.live.remove(child)
+            self.parent.run.part(child.run)
             del self.sessions[child.run.id]
         ending = child.ending
         if child.ready:

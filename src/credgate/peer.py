@@ -13,11 +13,12 @@ MAX_GROUPS = 256  # what socket.getsockopt has room for
 
 
 class Peer:
-    """Awaitable wrapper; owns the socket. One reader and one writer at a time."""
+    """Awaitable wrapper; owns the socket. One reader at a time; writers wait for each other."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.sock = sock
+        self._writing = asyncio.Lock()  # the loop keeps one waiter a descriptor
 
     async def recv(self) -> fdpass.Received | None:
         """Wait for the next message; None at the end. Raises JailError for a malformed one, OSError as recvmsg.
@@ -34,13 +35,14 @@ class Peer:
 
     async def send(self, body: fdpass.Json, fds: Sequence[int] = ()) -> None:
         """Send one message, waiting while the other side's queue is full. Raises OSError when it is gone."""
-        while True:
-            try:
-                fdpass.send(self.sock, body, fds)
-            except BlockingIOError:
-                await self._ready(write=True)
-            else:
-                return
+        async with self._writing:
+            while True:
+                try:
+                    fdpass.send(self.sock, body, fds)
+                except BlockingIOError:
+                    await self._ready(write=True)
+                else:
+                    return
 
     async def _ready(self, *, write: bool) -> None:
         loop = asyncio.get_running_loop()

@@ -38,15 +38,22 @@ class Run:
     alarm: Callable[[str, str], None] = field(default=_nobody, repr=False)  # kind, detail; must not raise
     allowed: int = 0
     denied: int = 0
+    held: int = 0  # bytes of bodies that are kept to be judged
     unasked: int = 0  # refusals that the look from inside provoked, among `denied`
     parent: str = ""  # id of the run that asked for this one
     above: "Run | None" = field(default=None, repr=False)  # the run of that id
-    children: "list[Run]" = field(default_factory=list, repr=False)  # child runs, ended ones too
+    children: "list[Run]" = field(default_factory=list, repr=False)  # child runs that have not ended
+    past: dict[str, int] = field(default_factory=lambda: {"allow": 0, "deny": 0})  # requests of those that have
 
     def adopt(self, child: "Run") -> None:
         """Make `child` a child of this run: from now on what bounds or closes this run bounds and closes it too."""
         child.above = self
         self.children.append(child)
+
+    def part(self, child: "Run") -> None:
+        """Let go of a child that has ended: what was judged for it stays counted."""
+        self.past = {word: count + child.requests()[word] for word, count in self.past.items()}
+        self.children.remove(child)
 
     def levels(self) -> "tuple[Run, ...]":
         """This run, the one that asked for it, and so on upwards."""
@@ -56,8 +63,8 @@ class Run:
         """What was judged for this run and its children: a child spends its parent's budget."""
         below = [child.requests() for child in self.children]
         return {
-            "allow": self.allowed + sum(counts["allow"] for counts in below),
-            "deny": max(0, self.denied - self.unasked) + sum(counts["deny"] for counts in below),
+            "allow": self.allowed + self.past["allow"] + sum(counts["allow"] for counts in below),
+            "deny": max(0, self.denied - self.unasked) + self.past["deny"] + sum(counts["deny"] for counts in below),
         }
 
     @property

@@ -147,3 +147,24 @@ def test_accept_waits() -> None:
             return uid
 
     assert asyncio.run(act()) == os.geteuid()
+
+
+def test_writers_that_find_the_queue_full_all_get_through() -> None:
+    async def act(peer: Peer, theirs: socket.socket) -> object:
+        theirs.setblocking(False)
+        big = {"x": "y" * 40_000}
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(30):
+                tasks.create_task(peer.send({**big, "n": number}))
+            got = []
+            while len(got) < 30:
+                await asyncio.sleep(0.001)
+                try:
+                    message = fdpass.recv(theirs)
+                except BlockingIOError:
+                    continue
+                assert message is not None
+                got.append(message.body["n"])
+        return got
+
+    assert within(act) == list(range(30))

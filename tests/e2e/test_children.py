@@ -258,7 +258,7 @@ def test_children_of_children_have_a_bound(site: Site) -> None:
 
 
 def test_children_at_a_time_have_a_bound(site: Site) -> None:
-    script = f"for n in 1 2 3 4 5; do {ASK} --role reviewer -- sleep 3 & done; wait"
+    script = f"for n in 1 2 3 4 5; do {ASK} --role reviewer -- sleep 2 & done; wait"
     done = from_parent(site, script)
     assert done.stderr.count("error: at most 4 child runs of one run at a time") == 1
 
