@@ -57,12 +57,10 @@ def operations_in(query: str) -> frozenset[str]:
             raise _Refused("a document with other definitions than operations, or two fragments of one name")
     if not operations:
         raise _Refused("a document without an operation")
-    return frozenset(
-        f"{node.operation.value}.{field}"
-        for node in operations
-        for field in _fields(node.selection_set, fragments, set())
-        if field != _ALWAYS
-    )
+    found = [(node, frozenset(_fields(node.selection_set, fragments, set()))) for node in operations]
+    if not all(fields for _, fields in found):  # the parser takes "{ }", which the language does not have
+        raise _Refused("an operation without a field")
+    return frozenset(f"{node.operation.value}.{field}" for node, fields in found for field in fields - {_ALWAYS})
 
 
 def _query(value: object) -> str:

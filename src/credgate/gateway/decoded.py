@@ -54,15 +54,15 @@ def _brotli(raw: bytes, limit: int) -> bytes:
     engine = brotli.Decompressor()
     try:
         data: bytes = engine.process(raw, output_buffer_limit=limit)
-        while len(data) < limit and not engine.is_finished() and (more := engine.process(b"", output_buffer_limit=limit)):
-            data += more
+        while len(data) < limit and not engine.can_accept_more_data():
+            data += engine.process(b"", output_buffer_limit=limit)
     except brotli.error:  # also for bytes behind the end
         raise Undecodable("not what its content coding says") from None
     return _whole(data, limit, ended=engine.is_finished())
 
 
 def _zstd(raw: bytes, limit: int) -> bytes:
-    options = {zstd.DecompressionParameter.window_log_max: _WINDOW_LOG}
+    options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: _WINDOW_LOG}
     engine = zstd.ZstdDecompressor(options=options)
     try:
         data = engine.decompress(raw, max_length=limit)

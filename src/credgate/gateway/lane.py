@@ -378,7 +378,7 @@ class Lane(layer.Layer):
         if body is None or link is None:
             raise RuntimeError("a body without its length, or without a connection")
         more, self._buffer = body.feed(self._buffer)
-        pieces, turn.kept = (*turn.kept, *more), []
+        pieces, turn.kept = [*turn.kept, *more], []
         if body.fault is not None:
             yield from self._break_off(turn, deny(Reason.MALFORMED), str(body.fault))
             return

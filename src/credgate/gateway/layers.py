@@ -138,7 +138,7 @@ class GateStream(mitm.HttpStream):
         """Keep a body that is judged, as far as that is allowed."""
         exchange = exchange_of(self.flow)
         if isinstance(event, RequestData) and exchange.hold is not None and exchange.hold(event.data):
-            self.request_body_buf.clear()
+            self.request_body_buf = type(self.request_body_buf)()
             yield from self._refuse(exchange)
             return
         yield from super().state_consume_request_body(event)
