@@ -56,6 +56,15 @@ def _root() -> str:
     return "" if os.geteuid() == 0 else "not run by root"
 
 
+def _user_manager() -> str:
+    if not os.path.exists("/usr/lib/systemd/systemd"):
+        return "systemd is not installed"
+    with open("/proc/self/mounts") as mounts:
+        if not any(line.split()[2] == "cgroup2" for line in mounts):
+            return "no cgroup v2 is mounted"
+    return _program("systemd-run", "busctl", "dbus-daemon")()
+
+
 FEATURES: dict[str, Callable[[], str]] = {
     "root": _root,
     "userns": _python("import os; os.unshare(os.CLONE_NEWUSER)"),
@@ -74,5 +83,6 @@ FEATURES: dict[str, Callable[[], str]] = {
     "node": _program("node"),
     "npm": _program("npm", "node"),
     "top": _program("top"),
+    "user_manager": _user_manager,
     "vim": _program("vim.tiny"),
 }

@@ -17,6 +17,8 @@ from pathlib import Path
 from jail import hostcauses
 from jail.errors import JailError
 
+_PATH = {"PATH": "/usr/bin:/bin"}
+_SECONDS = 10  # for the user's service manager to answer
 _NO_PTRACE = 2  # from here on Yama wants a capability that a jail never has
 
 
@@ -179,12 +181,14 @@ def _scope() -> str:
     """Nothing is ours now; perhaps the user's service manager gives the daemon a scope."""
     from credgate.limits import held_by  # noqa: PLC0415
     from credgate.scope import in_scope  # noqa: PLC0415
+    from jail.cgroups import NEEDED  # noqa: PLC0415
 
     runtime = {"XDG_RUNTIME_DIR": f"/run/user/{os.geteuid()}"}
-    argv = in_scope(["/bin/true"], runtime)
+    look = 'cat "/sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup)/cgroup.controllers"'
+    argv = in_scope(["/bin/sh", "-c", look], runtime)
     if argv is not None:
-        done = subprocess.run(argv, env=runtime, capture_output=True, text=True, timeout=10, check=False)
-        if done.returncode == 0:
+        done = subprocess.run(argv, env=runtime | _PATH, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        if set(NEEDED) <= set(done.stdout.split()):
             return "cgroup v2, in a scope that the user's service manager gives the daemon"
     mend = "as root: scripts/setup delegates a control group to the user who calls it by sudo (docs/limits.md)"
     raise ProbeFailed(f"none is delegated to this user. in its place: {'; '.join(held_by(None))}", mend)
