@@ -87,13 +87,19 @@ def site(place: Site) -> Site:
 def mutated(site: Site, name: str, command: list[str]) -> subprocess.CompletedProcess[str]:
     argv = [*wrapper(site, name), "-q", "--policy", str(site.home / "policy/policy.toml"), "--", *command]
     return subprocess.run(
-        site.as_user(argv), cwd=site.work, env=site.environment(), capture_output=True, text=True, timeout=TIMEOUT
+        site.as_user(argv),
+        cwd=site.work,
+        env=site.environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
     )
 
 
 @functools.cache
 def proven(site_home: str, name: str, argv: tuple[str, ...], cwd: str, env: tuple[tuple[str, str], ...]) -> dict:
-    done = subprocess.run(argv, cwd=cwd, env=dict(env), capture_output=True, text=True, timeout=TIMEOUT)
+    done = subprocess.run(argv, cwd=cwd, env=dict(env), capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert done.returncode in (0, 1), done.stderr
     document = json.loads(done.stdout)
     document["status"] = done.returncode

@@ -1,0 +1,93 @@
+"""The runner of attempts: what hangs, dies or says nothing is no answer. The attempts themselves: e2e/test_prove.py."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from jail.probes import DONE, attempts
+
+pytestmark = pytest.mark.usefixtures("short")
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "SECONDS", 0.5)
+
+
+def tried(monkeypatch: pytest.MonkeyPatch, *alone: str, **actions) -> dict[str, str]:
+    monkeypatch.setattr(attempts, "ATTEMPTS", dict(actions))
+    monkeypatch.setattr(attempts, "ALONE", frozenset(alone))
+    return attempts.run(list(actions), {})
+
+
+def refused(number: int):
+    def attempt(_context) -> str:
+        raise OSError(number, os.strerror(number))
+
+    return attempt
+
+
+def killed(number: int):
+    return lambda _context: os.kill(os.getpid(), number)
+
+
+def test_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(_context) -> str:
+        raise ValueError("no such\tthing\n")
+
+    def full(_context) -> str:
+        raise MemoryError
+
+    got = tried(
+        monkeypatch, a=lambda _context: DONE, b=refused(13), c=fault, d=full, e=lambda _: os.strerror(1) and DONE
+    )
+    assert got.pop("c").startswith("crashed: ValueError")
+    assert got == {"a": DONE, "b": "EACCES", "d": "ENOMEM", "e": DONE}
+
+
+def test_error_without_an_errno_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bare(_context) -> str:
+        raise OSError("AF_UNIX path too long")
+
+    assert tried(monkeypatch, a=bare)["a"].startswith("crashed")
+
+
+def test_one_that_hangs_takes_no_other_for_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = time.monotonic()
+    got = tried(monkeypatch, a=refused(1), b=lambda _context: time.sleep(60), c=refused(1))
+    assert time.monotonic() - began < 5
+    assert got["a"] == "EPERM"
+    assert got["b"].startswith("crashed: no answer")
+    assert got["c"].startswith("crashed: no answer")
+
+
+def test_filter_that_kills_is_a_refusal_of_the_one_it_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    got = tried(monkeypatch, "b", a=refused(1), b=killed(signal.SIGSYS))
+    assert got == {"a": "EPERM", "b": "SIGSYS"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1])
+def test_other_deaths_are_crashes(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    assert tried(monkeypatch, "a", a=killed(number))["a"].startswith("crashed")
+
+
+def test_death_of_a_shared_child_speaks_for_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    got = tried(monkeypatch, a=killed(signal.SIGSYS), b=refused(1))
+    assert all(word.startswith("crashed") for word in got.values())
+
+
+def test_child_left_behind_does_not_answer_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leaves(_context) -> str:
+        if os.fork() == 0:
+            time.sleep(2)
+            os._exit(0)
+        return DONE
+
+    got = tried(monkeypatch, a=leaves)
+    assert got["a"] == DONE  # it was said before the deadline, and the writer that is still open changes nothing
+
+
+def test_every_id_has_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(tried(monkeypatch, a=lambda _context: os._exit(0), b=refused(1))) == {"a", "b"}
