@@ -19,6 +19,7 @@ from credgate.alarms import Alarms
 from credgate.errors import CredgateError
 from credgate.evidence import Evidence
 from credgate.gateway.server import Gateway
+from credgate.lastresort import LastResort
 from credgate.ledger.writer import Ledger
 from credgate.limits import RunLimits
 from credgate.mountwatch import MountWatch
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STEP = 30.0  # seconds that pid 1, the read-back and the look from inside may take each
+GRACE = 3.0  # seconds that pid 1 leaves between TERM and KILL
+INSIST = 1.5  # seconds more before the jail is killed from outside
 DEATH = 10.0  # seconds for the kernel to take a pid namespace down after its KILL
 REFUSED = 125
 
@@ -112,6 +115,7 @@ class Session:
         self.why = ""  # in words, where it never became ready
         self.alarms = run.alarm = Alarms(self)
         self._ended_for = ""
+        self._last_resort = LastResort(run.id)
         self._mounts: MountWatch | None = None
 
     async def drive(self) -> None:
@@ -289,7 +293,13 @@ class Session:
     async def _until_exit(self, mounts: MountWatch) -> Ending:
         """Wait for pid 1's exit report, while the launcher's end or a changed mount table begins the end."""
         async with asyncio.TaskGroup() as tasks:
-            others = (self._launcher_leaves(), self._mounts_change(mounts), self._limit_passed(), self._alarm_kills())
+            others = (
+                self._launcher_leaves(),
+                self._mounts_change(mounts),
+                self._limit_passed(),
+                self._alarm_kills(),
+                self._deadline_passes(),
+            )
             watching = [tasks.create_task(other) for other in others]
             try:
                 report = await self.pid1.recv()
@@ -310,10 +320,16 @@ class Session:
     async def _launcher_leaves(self) -> None:
         with contextlib.suppress(JailError):
             await self.peer.recv()  # it has nothing to say: whatever comes is its end
-        await self.end("killed")
+        await self.end("killed", grace=0)  # so does pid 1, which sees it as well
 
     async def _limit_passed(self) -> None:
         await self.end(await self.limits.exceeded())
+
+    async def _deadline_passes(self) -> None:
+        """By our clock as well: pid 1 may get no CPU. Its own deadline began before, so it acts first where it can."""
+        if self.ends is not None:
+            await asyncio.sleep(self.ends - asyncio.get_running_loop().time())
+            await self.end("timeout")
 
     async def _alarm_kills(self) -> None:
         await self.alarms.killed.wait()
@@ -325,9 +341,10 @@ class Session:
             self.parts.ledger.append("alarm", run=self.run.id, reason="mount_changed", verdict="kill")
         await self.end("alarm")
 
-    async def end(self, reason: str) -> None:
-        """Ask pid 1 to end the jail (TERM, grace, KILL) for a reason of the contract's list."""
+    async def end(self, reason: str, *, grace: float = GRACE) -> None:
+        """Ask pid 1 to end the jail (TERM, grace, KILL) for a reason of the contract's list; then insist."""
         self._ended_for = self._ended_for or reason
+        self._last_resort.arm(self.pid, self.pidfd, grace + INSIST)
         try:
             await self.pid1.send({"op": "end", "reason": reason})
         except OSError:
@@ -428,16 +445,13 @@ class Session:
         loop = asyncio.get_running_loop()
         dead: asyncio.Future[None] = loop.create_future()
         loop.add_reader(self.pidfd, wake, dead)
+        self._last_resort.arm(self.pid, self.pidfd, INSIST)  # its channels are closed: it kills at once where it can
         try:
-            async with asyncio.timeout(DEATH):
-                await dead
-        except TimeoutError:
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-            log.error("run %s: pid 1 outlived its channels; killed", self.run.id)
             async with asyncio.timeout(DEATH):
                 await dead
         finally:
             loop.remove_reader(self.pidfd)
+            await self._last_resort.disarm()
             os.close(self.pidfd)
             self.pidfd = -1
 
