@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from jail.cgroups import Base, Counters, Group, choose, settle
+from jail.cgroups import Base, Counters, Group, choose, settle, sweep
 from jail.errors import JailError
 from jail.plan import JailSpec
 
@@ -24,7 +24,10 @@ def base_for(launcher: int) -> Base | None:
         mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
         _settle(mounts)
         own = Path("/proc/self/cgroup").read_text(encoding="utf-8")
-        return choose(os.geteuid(), mounts, own, theirs)
+        base = choose(os.geteuid(), mounts, own, theirs)
+        if base is not None:
+            sweep(base)
+        return base
     except (OSError, ValueError) as error:
         raise JailError("cgroup_unknown", f"control groups of launcher {launcher}: {error}") from error
 

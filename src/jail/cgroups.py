@@ -20,6 +20,8 @@ NAME = "credgate"  # of the directory that root's set-up delegates, with one per
 NEEDED = ("memory", "pids")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 ROUNDS = 3
+YOUNG = 60.0  # seconds for which an empty group may be about to be filled
+STAY = ("daemon", "launchers")
 PATIENCE = 5.0  # seconds for the kernel to let go of a dead jail's group
 _MANAGER = "org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager"
 
@@ -312,6 +314,15 @@ class Group:
                 if time.monotonic() > deadline:
                     raise _failed(f"remove {place.shown}", OSError(errno.EBUSY, os.strerror(errno.EBUSY)))
                 time.sleep(0.005)
+
+
+def sweep(base: Base) -> None:
+    """Remove what a daemon that was killed has left: empty groups of runs, not so new that another still fills them."""
+    for place in base.places:
+        for entry in os.scandir(place.directory):
+            with contextlib.suppress(OSError):  # gone, or in use: the kernel refuses then
+                if entry.is_dir() and entry.name not in STAY and time.time() - entry.stat().st_mtime > YOUNG:
+                    os.rmdir(entry.path)  # noqa: PTH106 - text
 
 
 def _removed(directory: str) -> bool:

@@ -297,6 +297,28 @@ def test_memory_files_that_nobody_maps_are_held(uid: int) -> None:
 
 
 @pytest.mark.needs("cgroup")
+def test_what_a_killed_daemon_left_is_swept(uid: int) -> None:
+    def left() -> object:
+        base = base_of(os.geteuid())
+        assert base is not None
+        old, new, used = (Group(base, f"rtest{os.getpid()}{n}", memory=64 * MEBI, processes=9) for n in range(3))
+        child = subprocess.Popen(["sleep", "60"])
+        used.enter(child.pid)
+        for group in (old, used):
+            for place in group.places:
+                os.utime(place.directory, (1, 1))
+        cgroups.sweep(base)
+        there = [os.path.exists(group.places[0].directory) for group in (old, new, used)]
+        child.kill()
+        child.wait()
+        for group in (new, used):
+            group.close()
+        return there
+
+    assert attempt(left, uid=uid).value == [False, True, True]
+
+
+@pytest.mark.needs("cgroup")
 def test_forks_are_refused_and_counted(uid: int) -> None:
     got = attempt(lambda: held(FORK, 512 * MEBI), uid=uid).value
     assert isinstance(got, list)
