@@ -7,7 +7,7 @@ from pathlib import Path
 
 from credgate.children import rights_of
 from credgate.errors import CredgateError
-from credgate.policyfile import Effective, check_tree, effective, inside, open_policy
+from credgate.policyfile import CEILING, Effective, check_tree, effective, inside, open_policy
 from credgate.policytrust import check_trusted
 from credgate.roleneeds import extra_ports
 from credgate.session import Session
@@ -75,18 +75,18 @@ async def resume(sessions: Mapping[str, Session], name: str) -> fdpass.Json:
     return {"ok": True, "run": name}
 
 
-async def reload(sessions: Mapping[str, Session]) -> fdpass.Json:
+async def reload(sessions: Mapping[str, Session], ceiling: Path = CEILING) -> fdpass.Json:
     """Read the policy of every live run anew, parents before their children. A run whose policy can't be had keeps
     the one it has, and an alarm says why.
     """
-    rows = [await _reload(session) for session in sorted(sessions.values(), key=lambda s: s.depth)]
+    rows = [await _reload(session, ceiling) for session in sorted(sessions.values(), key=lambda s: s.depth)]
     return {"ok": True, "runs": rows}
 
 
-async def _reload(session: Session) -> fdpass.Json:
+async def _reload(session: Session, ceiling: Path) -> fdpass.Json:
     run = session.run
     try:
-        chosen = await _anew(session)
+        chosen = await _anew(session, ceiling)
         if _same(chosen.policy, run.policy):
             return {"run": run.id, "changed": False}
         later = tuple(_later(session, chosen.policy))
@@ -99,20 +99,27 @@ async def _reload(session: Session) -> fdpass.Json:
     return {"run": run.id, "changed": True, "policy_sha256": run.policy.sha256, "later": list(later)}
 
 
-async def _anew(session: Session) -> Effective:
+async def _anew(session: Session, ceiling: Path) -> Effective:
     above, role = session.above, session.run.role
     if above is None:
-        return await asyncio.to_thread(read_again, session)
+        return await asyncio.to_thread(read_again, session, ceiling)
     if role not in above.run.policy.roles or role not in above.run.role_rule.children:
         raise CredgateError("role_unknown", f"role {above.run.role!r} no longer lists the child role {role!r}")
     return rights_of(above, role, asyncio.get_running_loop().time())
 
 
-def read_again(session: Session) -> Effective:
+def read_again(session: Session, ceiling: Path = CEILING) -> Effective:
     """The policy of the same file as it is now. Raises CredgateError as policyfile.effective does."""
     before, spec, state = session.chosen, session.spec, session.parts.places.state
     found, workdir = open_policy(before.path, before.origin), Path(spec.workdir)
-    chosen = effective(found, role=before.role, workdir=workdir, state_dir=state, read_only=not spec.workdir_write)
+    chosen = effective(
+        found,
+        role=before.role,
+        workdir=workdir,
+        state_dir=state,
+        read_only=not spec.workdir_write,
+        ceiling=ceiling,
+    )
     if spec.workdir_write and inside(found.path, workdir):  # this jail can write it, whatever the role says by now
         check_trusted(found.path, found.data, state)
         check_tree(found, chosen.policy)
