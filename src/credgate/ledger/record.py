@@ -14,7 +14,7 @@ from credgate.errors import CredgateError
 from credgate.text import escape
 
 VERSION = 1
-MAX_LINE = 16 * 1024  # bytes with the newline: one write(2), and no reader splits it
+MAX_LINE = 20 * 1024  # bytes with the newline: one write(2), and no reader splits it
 MAX_INT = 2**63 - 1
 _SHORT_CAP = 32  # below it only the digest of a cut value has room
 
@@ -83,7 +83,7 @@ FIELDS: Mapping[str, Kind] = {
     "cred_fp": Text(),
     "detail": Text(cap=1024),  # one sentence for people
     "filter_kills": Number(),  # of off_route: processes that SIGSYS ended and pid 1 reaped
-    "guards": Texts(count=128, cap=56),  # of proof: "GUARD=STATE"
+    "guards": Texts(count=104, cap=36),  # of proof: "GUARD=STATE"
     "host": Text(cap=320),
     "http_version": Text(cap=32),
     "ids": Pairs(count=8, cap=160),  # the target's own request ids, by header name

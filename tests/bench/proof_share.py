@@ -1,0 +1,98 @@
+"""The share of a warm launch that proof costs: read-back, attempts, judging and their record.
+
+Pairs of `credgate run -- true`, interleaved: one under a daemon as installed, one under a daemon in which those steps
+were patched out by this file. The installed package has no such switch.
+"""
+
+import json
+import os
+import select
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import CHECKOUT
+from tests.e2e.site import BIN, Site, make_site
+
+PAIRS = 30
+MOST = 0.40  # of the launch with proof
+READY = 60.0  # seconds for a daemon to start
+UNPROVEN = f"""import sys
+sys.path.insert(0, {str(CHECKOUT / "src")!r})
+import asyncio, os
+from credgate import daemon, session
+from credgate.mountwatch import MountWatch
+
+async def read_back(self):
+    first = await self.expect(self.pid1, "pid1")
+    self.pid, self.pidfd = first.pid, os.pidfd_open(first.pid)
+    armed = await self.expect(self.work, "armed")
+    self.workload = armed.pid
+    await asyncio.to_thread(self.limits.confine, (first.pid, armed.pid))
+    return None, MountWatch.of(first.pid)
+
+async def prove(self, shown):
+    self.run.proof = "unproven"
+
+session.Session.read_back, session.Session._prove = read_back, prove
+sys.exit(daemon.main(sys.argv[1:]))
+"""
+
+
+def account() -> tuple[int, int]:
+    """Uid and gid that the launches belong to: the caller's, or by root those of the suite's ordinary account."""
+    if os.geteuid() != 0:
+        return os.geteuid(), os.getegid()
+    make = ["bash", "-euc", ". scripts/lib/say.sh; . scripts/lib/account.sh; make_test_account; id -u credgate-test"]
+    done = subprocess.run(make, cwd=CHECKOUT, check=True, capture_output=True, text=True)
+    uid = int(done.stdout.split()[-1])
+    return uid, int(subprocess.run(["id", "-g", str(uid)], check=True, capture_output=True, text=True).stdout)
+
+
+def start_unproven(site: Site) -> subprocess.Popen[bytes]:
+    """The patched daemon, for the site's user."""
+    script = site.write("unproven.py", UNPROVEN)
+    for name in (".local", ".local/state", ".local/state/credgate", ".local/state/credgate/run"):
+        (site.home / name).mkdir(mode=0o700, exist_ok=True)
+        site.own(site.home / name)
+    reader, writer = os.pipe()
+    argv = site.as_user([sys.executable, "-I", script, str(writer), "600"])
+    log = (site.home / "unproven.log").open("wb")
+    process = subprocess.Popen(argv, env=site.environment(), cwd="/", pass_fds=[writer], stdout=log, stderr=log)
+    os.close(writer)
+    log.close()
+    if not select.select([reader], [], [], READY)[0] or not json.loads(os.read(reader, 65536) or b"{}").get("ok"):
+        raise RuntimeError(Path(site.home / "unproven.log").read_text())
+    os.close(reader)
+    return process
+
+
+def launch(site: Site) -> float:
+    """Milliseconds of one launch of `true`."""
+    argv = site.as_user([BIN / "credgate", "run", "-q", "--policy", site.home / "policy/policy.toml", "--", "true"])
+    began = time.perf_counter()
+    subprocess.run(argv, env=site.environment(), cwd=site.work, check=True)
+    return (time.perf_counter() - began) * 1000
+
+
+def measure() -> dict[str, Any]:
+    """Medians in milliseconds, and the share; "within" says if it is what is promised."""
+    uid, gid = account()
+    proven, bare = make_site(uid, gid), make_site(uid, gid)
+    try:
+        process = start_unproven(bare)
+        launch(proven), launch(bare)  # the first starts a daemon, and runs the controls
+        pairs = [(launch(proven), launch(bare)) for _ in range(PAIRS)]
+        if len(proven.ledger(ev="proof")) != PAIRS + 1 or bare.ledger(ev="proof"):
+            raise RuntimeError("the launches are not what they should be: one proof each, and none")
+    finally:
+        for site in (proven, bare):
+            site.close()
+        process.wait()
+    with_proof, without = (statistics.median(column) for column in zip(*pairs, strict=True))
+    share = 1 - without / with_proof
+    figures = {"pairs": PAIRS, "with_ms": round(with_proof, 1), "without_ms": round(without, 1)}
+    return {**figures, "share": round(share, 3), "most": MOST, "within": share <= MOST}
