@@ -41,8 +41,8 @@ def test_contract_fields_are_all_there():
 
 def test_contract_events_are_all_there():
     contract = (
-        "run.start run.end run.refused proof dns intent outcome deny tunnel mint grant revoke alarm off_route recovered "
-        "key_change checkpoint final"
+        "run.start run.end run.refused proof dns intent outcome deny tunnel mint grant revoke alarm off_route "
+        "recovered key_change checkpoint final"
     )
     assert contract.split() == [str(event) for event in Event]
 
