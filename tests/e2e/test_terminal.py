@@ -303,7 +303,7 @@ def test_control_a_child_that_keeps_the_shells_own_terminal_does_read(terminal: 
     terminal.expect("Stopped")
     terminal.expect(PROMPT)
     wait(stolen.exists)
-    for _ in range(20):
+    for _ in range(100):
         terminal.type("hunter2\n")
         terminal.quiet(0.1)
         if b"hunter2" in stolen.read_bytes():
