@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -177,3 +178,30 @@ def test_cpu_time_of_one_process(held: tuple[str, Site]) -> None:
     site.policy(ROLE + 'limits = { cpu = "1s" }\n')
     end, _ = python(site, "while True: pass")  # RLIMIT_CPU or the sum, whichever is first
     assert end["reason"] == "timeout"
+
+
+@pytest.mark.needs("root")
+def test_a_group_that_can_not_be_made_any_more_is_a_refusal(held: tuple[str, Site]) -> None:
+    """The right is taken away between the choice (which run.start names) and the making, some 50 ms later."""
+    mechanism, site = held
+    if mechanism != "cgroup":
+        pytest.skip("about the control group")
+    site.policy(ROLE)
+    assert site.run("true").returncode == 0  # control; and the daemon is up
+    before = len(site.ledger(ev="run.start"))
+    places = list(Path("/sys/fs/cgroup").glob(f"**/credgate/{NOBODY}"))
+    process = site.start("touch", site.work / "ran")
+    deadline = time.monotonic() + 20
+    while len(site.ledger(ev="run.start")) == before:
+        assert time.monotonic() < deadline
+    for place in places:
+        os.chown(place, 0, 0)
+    try:
+        _, err = process.communicate(timeout=30)
+    finally:
+        for place in places:
+            os.chown(place, NOBODY, NOBODY)
+    assert process.returncode == 125
+    assert "could not make a group" in err
+    assert not (site.work / "ran").exists()
+    assert site.ledger(ev="run.end")[-1]["reason"] == "cgroup_failed"
