@@ -32,14 +32,16 @@ from credgate.prepare import Asked, Person
 from credgate.proving import Wanted, prove
 from credgate.rights import reload, resume, revoke
 from credgate.session import Parts, Session
-from credgate.stand import StandProcess, clear_left
+from credgate.stand import StandProcess, clear_left, limits_of
 from credgate.trust import prepare as prepare_trust
 from credgate.vault import Vault
 from jail import fdpass
 from jail.errors import JailError
+from jail.guards import needed
 from jail.keeper_client import KeeperProcess
 from resolver.client import ResolverProcess
 from resolver.errors import ResolverError
+from rules.policy import Limits
 from rules.problems import PolicyError
 
 log = logging.getLogger(__name__)
@@ -309,6 +311,7 @@ async def main_async(ready: int, idle: float) -> None:
                 asyncio.get_running_loop().add_signal_handler(number, daemon.stopping.set)
             listener = _listen(places)
             _say(ready, {"ok": True})
+            tasks.create_task(_warm(stand))
             await daemon.serve(listener)
             listener.close()
             places.control.unlink(missing_ok=True)
@@ -343,6 +346,12 @@ def _host_says(error: ResolverError) -> CredgateError:
         if not said["ok"]:
             return CredgateError("namespaces_refused", f"{name}: {said['detail']}", said["mend"], EXIT_CANNOT)
     return CredgateError(error.code, f"the resolver: {error.detail}", "the daemon's log says more", EXIT_CANNOT)
+
+
+async def _warm(stand: StandProcess) -> None:
+    """Run the cheap controls before the first run asks for them; what fails here is said to that run."""
+    with contextlib.suppress(CredgateError):
+        await asyncio.to_thread(stand.controls, needed(per_run=True), limits_of(Limits()))
 
 
 def _say(ready: int, body: dict[str, object]) -> None:

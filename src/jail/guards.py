@@ -129,6 +129,7 @@ _UNBOUND = "not bound into the root"
 _READ_ONLY = "read-only mounts, Landlock"
 _FILTER = "seccomp"
 _NO_ROUTE = "network namespace with one route"
+_NO_IPV6 = "ENETUNREACH EADDRNOTAVAIL EAFNOSUPPORT"
 
 GUARDS: tuple[Guard, ...] = (
     # files
@@ -152,9 +153,9 @@ GUARDS: tuple[Guard, ...] = (
     _guard("own_ledger", _UNBOUND, "mounts namespaces", "ENOENT"),
     _guard("own_ca_key", _UNBOUND, "mounts namespaces", "ENOENT"),
     _guard("own_socket", _UNBOUND, "mounts namespaces", "ENOENT"),
-    _guard("proc_sys", "read-only mount, no capability", "mounts capabilities", "EROFS", lab=True),
-    _guard("proc_masks", "masks over files of /proc", "mounts", "ENODATA"),
-    _guard("sysfs", _UNBOUND, "mounts", "ENOENT"),
+    _guard("proc_sys", "read-only mount, no capability", "mounts capabilities", "EROFS", "EROFS", lab=True),
+    _guard("proc_masks", "masks over files of /proc", "mounts", "ENODATA", "ENODATA"),
+    _guard("sysfs", _UNBOUND, "mounts", "ENOENT", "ENOENT"),
     # processes
     _guard("proc_host", "pid namespace with a /proc of its own", "namespaces", "ENOENT ESRCH"),
     _guard("proc_scan", "pid namespace with a /proc of its own, clean environment", "namespaces", "ENOENT"),
@@ -202,25 +203,25 @@ GUARDS: tuple[Guard, ...] = (
     _guard("tcp_metadata", _NO_ROUTE, "route berth_links", "ENETUNREACH", lab=True),
     _guard("tcp_private", _NO_ROUTE, "route berth_links", "ENETUNREACH", lab=True),
     _guard("tcp_anywhere", _NO_ROUTE, "route berth_links", "ENETUNREACH", lab=True),
-    _guard("tcp_fastopen", _NO_ROUTE, "route berth_links", "ENETUNREACH", lab=True),
+    _guard("tcp_fastopen", _NO_ROUTE, "route berth_links", "ENETUNREACH EOPNOTSUPP", "EOPNOTSUPP", lab=True),
     _guard("host_loopback", "network namespace", "namespaces", "ECONNREFUSED"),
     _guard("gateway_port", "nftables in the gate namespace", "berth_firewall", "ECONNREFUSED", lab=True),
     _guard("gateway_udp", "nftables in the gate namespace", "berth_firewall", "ECONNREFUSED", lab=True),
     _guard("udp", _NO_ROUTE, "route berth_links", "ENETUNREACH", lab=True),
     _guard("dns_outside", _NO_ROUTE, "route berth_links", "ENETUNREACH", lab=True),
     _guard("icmp", "ping sockets closed, one route", "route berth_links", "EACCES ENETUNREACH", lab=True),
-    _guard("ipv6", "IPv6 off", "ipv6 berth_links", "ENETUNREACH EADDRNOTAVAIL EAFNOSUPPORT", lab=True),
-    _guard("ipv6_late", "IPv6 off", "ipv6 berth_links", "ENETUNREACH EADDRNOTAVAIL EAFNOSUPPORT", lab=True),
+    _guard("ipv6", "IPv6 off", "ipv6 berth_links", _NO_IPV6, _NO_IPV6, lab=True),
+    _guard("ipv6_late", "IPv6 off", "ipv6 berth_links", _NO_IPV6, _NO_IPV6, lab=True),
     # the terminal
-    _guard("terminal", "a session and a pty of the jail's own", "terminal descriptors", "ENOTTY"),
-    _guard("tiocsti", _FILTER, "seccomp", "EPERM", "EIO"),
-    _guard("tioclinux", _FILTER, "seccomp", "EPERM", "ENOTTY"),
+    _guard("terminal", "a session and a pty of the jail's own", "terminal descriptors", "ENOTTY", "ENOTTY"),
+    _guard("tiocsti", _FILTER, "seccomp", "EPERM", "EIO ENOENT"),
+    _guard("tioclinux", _FILTER, "seccomp", "EPERM", "ENOTTY ENOENT"),
     # limits
-    _guard("memory", "RLIMIT_DATA", "limits", "ENOMEM"),
-    _guard("processes", "RLIMIT_NPROC", "limits", "EAGAIN"),
+    _guard("memory", "RLIMIT_DATA", "limits", "ENOMEM", "ENOMEM"),
+    _guard("processes", "control group, RLIMIT_NPROC", "limits", "EAGAIN", "EAGAIN"),
     _guard("open_files", "RLIMIT_NOFILE", "limits", "EMFILE", "EMFILE EPERM"),
-    _guard("file_size", "RLIMIT_FSIZE", "limits", "EFBIG"),
-    _guard("tmpfs_size", "size of each tmpfs", "mounts", "ENOSPC"),
+    _guard("file_size", "RLIMIT_FSIZE", "limits", "EFBIG", "EFBIG"),
+    _guard("tmpfs_size", "size of each tmpfs", "mounts", "ENOSPC", "ENOSPC EDQUOT"),
     _guard("core", "RLIMIT_CORE 0", "limits", "EPERM", "EPERM"),
     # another jail
     _guard("neighbour_network", "network namespace", "namespaces", "ECONNREFUSED", lab=True),

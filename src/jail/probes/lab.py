@@ -60,6 +60,7 @@ def _addresses() -> None:
                 sock, SIOCSIFADDR, struct.pack("16sHH4s16x", name, socket.AF_INET, 0, socket.inet_aton(address))
             )
     try:
+        _write("/proc/sys/net/ipv6/conf/lo/disable_ipv6", "0")  # a host may have set it for all that come
         with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sock:
             address6 = socket.inet_pton(socket.AF_INET6, network.ANYWHERE6)
             fcntl.ioctl(sock, SIOCSIFADDR, struct.pack("16sIi", address6, 128, socket.if_nametoindex("lo")))
