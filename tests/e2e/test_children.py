@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e.place import Live, module_site, running, wait_for
 from tests.e2e.site import Site, bound, endpoint
+from tests.e2e.terminal import Terminal
 from tests.targets.served import Target
 
 pytestmark = pytest.mark.needs("userns", "netns", "nftables", "landlock", "seccomp")
@@ -127,6 +128,19 @@ print(answer["ev"], answer.get("code", ""))
 def test_what_could_carry_more_than_bytes_is_not_passed(site: Site, kind: str, answer: str) -> None:
     done = site.run(site.python(), "-I", "-c", RAW, kind)
     assert done.stdout.rstrip("\n") == answer, done.stderr
+
+
+def test_the_jails_terminal_is_passed_and_ctrl_c_reaches_the_child(site: Site) -> None:
+    trap = "trap 'echo caught; exit 9' INT; test -t 0 && echo at a terminal; read word; echo got $word; "
+    inside = shlex.join([ASK, "--role", "reviewer", "--", "sh", "-c", trap + "while :; do sleep 0.1; done"])
+    with Terminal(site, "sh", "-c", f"trap : INT; {inside}; echo status $?") as user:
+        user.expect("at a terminal")
+        user.type("typed\r")
+        user.expect("got typed")
+        user.type("\x03")
+        user.expect("caught")
+        user.expect("status 9")
+        assert user.end() == 0
 
 
 # Rights
