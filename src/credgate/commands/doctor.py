@@ -75,7 +75,9 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("--filter", action="store_true", help="print the system-call filter of a jail and end")
+    parser.add_argument(
+        "--filter", "--seccomp", action="store_true", help="print the system-call filter of a jail and end"
+    )
     parser.add_argument("--apparmor", action="store_true", help=f"print the profile for {apparmor.PLACE} and end")
     options = parser.parse_args(argv)
     if options.filter:
