@@ -71,6 +71,7 @@ class Daemon:
         self._rest()
         async with asyncio.TaskGroup() as tasks:
             accepting = tasks.create_task(self._accept(listener, tasks))
+            tasks.create_task(_warm(self.parts.stand))
             await self.stopping.wait()
             loop.remove_reader(self.parts.keeper.pidfd)
             accepting.cancel()
@@ -311,7 +312,6 @@ async def main_async(ready: int, idle: float) -> None:
                 asyncio.get_running_loop().add_signal_handler(number, daemon.stopping.set)
             listener = _listen(places)
             _say(ready, {"ok": True})
-            tasks.create_task(_warm(stand))
             await daemon.serve(listener)
             listener.close()
             places.control.unlink(missing_ok=True)
