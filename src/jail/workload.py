@@ -15,7 +15,7 @@ import sys
 from jail import fdpass, terminal
 from jail.errors import JailError
 from jail.plantypes import Plan
-from jail.probes import attempts, neighbour
+from jail.probes import Context, attempts, neighbour
 from jail.syscalls import syscall
 
 TIMEOUT = 10.0  # seconds for each step of the look from inside
@@ -55,7 +55,7 @@ def until_go(plan: Plan, channel: socket.socket) -> None:
     while (message := fdpass.recv(channel)) is not None:
         match message.body.get("op"):
             case "probe":
-                fdpass.send(channel, {"ev": "probed", "words": {**attempts.run(probes["guards"], context)}})
+                fdpass.send(channel, {"ev": "probed", "words": {**_tried(probes["guards"], context)}})
             case "put_up":  # of `credgate prove`: to be another jail's neighbour
                 standing = neighbour.put_up(context)
                 fdpass.send(channel, {"ev": "standing", "what": len(standing.sockets)})
@@ -64,6 +64,14 @@ def until_go(plan: Plan, channel: socket.socket) -> None:
             case _:
                 break
     raise JailError("no_go", "the daemon did not say go")
+
+
+def _tried(guards: list[str], context: Context) -> dict[str, str]:
+    try:
+        return attempts.run(guards, context)
+    except BlockingIOError:  # EAGAIN of fork
+        hint = "give the role's limits at least 4 processes"
+        raise JailError("too_few_processes", "no process left to try the guards in", hint, errno.EAGAIN) from None
 
 
 def look_around(plan: Plan) -> None:
