@@ -262,12 +262,17 @@ class Supervisor:
         """Without a cgroup: add up what the jail uses, and end it where that is more than it may."""
         sums, used = self.limits["sums"], usage.look(self.tmpfs)
         self.looks += 1
-        suspect = used.memory > self.limits["memory"] or self.looks % PRECISE == 0
-        if "memory" in sums and suspect and usage.precise(self.tmpfs) > self.limits["memory"]:
+        if "memory" in sums and self._over(used.memory):
             self._end("oom", grace=0)
         if used.cpu > self.limits["cpu"]:
             self._end("timeout", grace=0)
         self.crowded |= "processes" in sums and used.tasks > self.limits["processes"] - OUTSIDE
+
+    def _over(self, mapped: int) -> bool:
+        """Whether memory ran out: the cheap sum, at times with memory files that nobody maps, says perhaps."""
+        most: int = self.limits["memory"]
+        perhaps = mapped if self.looks % PRECISE else mapped + usage.in_memory_files()
+        return perhaps > most and usage.precise(self.tmpfs) > most
 
     def _all_gone(self) -> bool:
         """Reap whatever ended; True when nothing is left to wait for."""
