@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 HEAD_TIMEOUT = 30.0  # seconds for a head, from its first byte
 LINGER = 5.0  # seconds in which a client may still send a body that was refused: it has to see the answer
+SHORT_LINGER = 1.0  # the same behind what was no head
 MAX_AHEAD = MAX_HEAD * 2  # bytes of requests sent ahead of an answer
 MAX_INTERIM = 16  # 1xx answers to one request
 
@@ -177,7 +178,9 @@ class Lane(layer.Layer):
         refusal = self._steps.bad_head(self._state, http=error.http, detail=str(error))
         if error.http or not bare:  # a tunnel that holds no HTTP at all is not spoken to
             yield from self._send(refusal.wire())
-        yield from self._close()
+            yield from self._linger(SHORT_LINGER)
+        else:
+            yield from self._close()
 
     def _is_websocket(self, head: RequestHead) -> bool:
         return not self._outer and head.method == b"GET" and b"websocket" in tokens(head.fields, b"upgrade")
@@ -292,15 +295,15 @@ class Lane(layer.Layer):
         self._turn = None
         close = not (turn.request_done and turn.client_keeps)
         yield from self._send(refusal_bytes(turn, refusal, close=close))
-        if turn.body is not None and not turn.request_done:
+        if not turn.request_done:
             yield from self._linger()
         elif close:
             yield from self._close()
 
-    def _linger(self) -> Commands:
+    def _linger(self, seconds: float | None = None) -> Commands:
         """Read and forget for a while: a connection closed on unread bytes is reset, and the answer lost with it."""
         self._lingering, self._buffer = True, b""
-        self._timer = commands.RequestWakeup(LINGER)
+        self._timer = commands.RequestWakeup(LINGER if seconds is None else seconds)
         yield self._timer
 
     # -- the target -------------------------------------------------------------------------------------------------

@@ -125,17 +125,20 @@ class Gateway:
 
         Returns how many client connections they were. `detail` goes into their outcomes. The run is still served.
         """
-        return sum(instance.cut(detail, binding) for instance in self._instances.get(run_id, []))
+        instances = self._instances.get(run_id, [])
+        for instance in instances[:1]:
+            self._hooks.pool.close(instance.run)
+        return sum(instance.cut(detail, binding) for instance in instances)
 
     async def close(self, run_id: str) -> None:
         """Close the listeners of a run and all its client and upstream connections. Unknown runs are no error."""
         for instance in self._instances.pop(run_id, []):
             await instance.shut()
+            self._hooks.pool.close(instance.run)
         try:
             self._hooks.judge.records.settle(run_id)
         except LedgerError as error:  # the run ends all the same
             logger.error("gateway: run %s: counted refusals are not recorded: %s", run_id, error.code)
-            self._hooks.pool.close(instance.run)
 
     async def stop(self) -> None:
         """Close every run."""

@@ -75,7 +75,7 @@ def request_bytes(turn: Turn) -> bytes:
     lines += [name + b": " + value for name, value in turn.fields if name.lower() not in _REQUEST_FRAMING]
     if isinstance(turn.body, Chunked):
         lines.append(b"transfer-encoding: chunked")
-    lines += [b"content-length: " + length for length in values(turn.head.fields, b"content-length")]
+    lines += [b"content-length: %d" % int(length) for length in values(turn.head.fields, b"content-length")]
     return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
