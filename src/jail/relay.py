@@ -21,8 +21,9 @@ import termios
 import time
 import tty
 
+from jail.answerfilter import AnswerFilter
 from jail.errors import JailError
-from jail.termfilter import AnswerFilter, OutputFilter
+from jail.termfilter import OutputFilter
 
 TYPE_CHECKING = False  # typing itself costs milliseconds at start
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ STOPPED, CONTINUED, EXITED = "stopped", "continued", "exited"
 BUFFER = 64 << 10  # bytes each way; a full buffer stops the reading, so that a slow side slows the other down
 CHUNK = 512  # bytes a write to a terminal whose description is shared with the shell, and so can't be non-blocking
 TICK = 0.25  # seconds between two looks at what no descriptor tells: the foreground, a slave opened anew
+HOLD = 0.05  # seconds after which a byte that could begin an answer was a key; a terminal writes an answer at once
+READ = 512  # bytes of the terminal that are read at least, however full the buffer: a jail can't cut answers small
 QUIET = 0.1  # seconds without output after the end, before the rest is given up
 STUCK = 2.0  # seconds that a terminal may take nothing, at the end
 _LFLAG = 3  # index in termios attributes
@@ -74,7 +77,8 @@ class Relay:
         self._tty, self._chunk = _own_descriptor(ttys)
         self._master, self._events = master, events
         self._receive, self._resume, self._forward = receive, resume, forward
-        self._answers = AnswerFilter().feed if filtered else bytes
+        self._answers = AnswerFilter() if filtered else None
+        self._held_since = 0.0
         self._output = OutputFilter().feed if filtered else bytes
         self._to_jail, self._to_user = bytearray(), bytearray()
         self._saved: Attributes | None = None  # the user's modes, while ours are set
@@ -197,6 +201,7 @@ class Relay:
         if self._events in ready:
             self._on_event()
         self._copy(ready)
+        self._release_keys()
 
     def _poll(self, *, foreground: bool) -> list[tuple[int, int]]:
         poll = select.poll()
@@ -210,7 +215,8 @@ class Relay:
                 self._suspend(signal.SIGTTOU)
                 return []
             self._register(poll, self._tty, self._alive, self._may_read(foreground=foreground), writes)
-        ready = poll.poll(TICK * 1000 if tick else None)
+        waiting = self._answers is not None and self._answers.waiting
+        ready = poll.poll(HOLD * 1000 if waiting else TICK * 1000 if tick else None)
         self._open = self._open or not ready
         return ready
 
@@ -245,7 +251,7 @@ class Relay:
 
     def _read_user(self) -> None:
         try:
-            data = os.read(self._tty, min(4096, BUFFER - len(self._to_jail)))
+            data = os.read(self._tty, max(READ, min(4096, BUFFER - len(self._to_jail))))
         except BlockingIOError:
             return
         except OSError as error:
@@ -254,11 +260,19 @@ class Relay:
             self._alive = self._alive and not self._foreground()  # in the background EIO is the kernel's guard
             return
         if data:
-            self._to_jail += self._answers(data)
+            self._to_jail += self._answers.feed(data) if self._answers else data
+            self._held_since = time.monotonic()
         elif self._raw_wanted:
             self._alive = False  # raw mode has no end of file but a hang-up
         else:
             self._to_jail += b"\x04"
+
+    def _release_keys(self) -> None:
+        """Let go what was held as the start of an answer, once the terminal has nothing more to say."""
+        if self._answers is None or not self._answers.waiting or time.monotonic() - self._held_since < HOLD:
+            return
+        if not (self._alive and self._foreground() and select.select([self._tty], [], [], 0)[0]):
+            self._to_jail += self._answers.flush()
 
     def _write_jail(self) -> None:
         try:
