@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+from typing import Any
 
 from credgate import ownaddresses
 from credgate.ca import Authority
@@ -342,7 +343,7 @@ def _host_says(error: ResolverError) -> CredgateError:
     for name in ("userns", "netns"):
         argv = [sys.executable, "-I", "-m", "credgate.hostprobes", name]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=PROBE, check=False)
-        said = json.loads(done.stdout) if done.stdout else {"ok": True}
+        said: dict[str, Any] = json.loads(done.stdout) if done.stdout else {"ok": True}
         if not said["ok"]:
             return CredgateError("namespaces_refused", f"{name}: {said['detail']}", said["mend"], EXIT_CANNOT)
     return CredgateError(error.code, f"the resolver: {error.detail}", "the daemon's log says more", EXIT_CANNOT)

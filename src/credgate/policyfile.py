@@ -95,7 +95,10 @@ def shipped_packs() -> Mapping[str, str]:
 
 
 def find_for_run(asked: "Asked", places: Places, ceiling: Path = CEILING) -> Effective:
-    """Return the policy as it counts for a run that was asked for, in the real work tree. Raises CredgateError, with exit status 125."""
+    """Return the policy as it counts for a run that was asked for, in the real work tree.
+
+    Raises CredgateError, with exit status 125.
+    """
     cwd = Path(asked.cwd)
     workdir = (cwd / asked.workdir).resolve()
     try:

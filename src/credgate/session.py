@@ -36,13 +36,13 @@ from jail.errors import JailError
 from jail.guards import needed
 from jail.keeper_client import Berth, KeeperProcess
 from jail.plan import JailSpec, build_plan
-from jail.probes import Context
 from jail.verdict import Row, against, judge
 from resolver.client import ResolverProcess
 from resolver.errors import ResolverError
 from rules.names import table_for
 
 if TYPE_CHECKING:
+    from jail.probes import Context
     from credgate.children import Children
 
 log = logging.getLogger(__name__)

@@ -75,7 +75,8 @@ def test_what_a_host_lacks_is_named_with_its_mend(writing: Site, condition: str,
 )
 def test_doctor_finds_it_too(site: Site, condition: str, row: str) -> None:
     words = site.as_user([*under(site, condition), BIN / "credgate", "doctor", "--json"])
-    done = subprocess.run(words, env=site.environment(), cwd="/", capture_output=True, text=True, timeout=60, check=False)
+    env = site.environment()
+    done = subprocess.run(words, env=env, cwd="/", capture_output=True, text=True, timeout=60, check=False)
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
     assert (done.returncode, checks[row]["state"]) == (3, "missing")
     assert checks[row]["mend"]
