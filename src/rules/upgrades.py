@@ -4,7 +4,7 @@ import base64
 import hashlib
 import re
 
-from rules.request import Request
+from rules.request import Request, Via
 
 __all__ = ["accepts", "is_websocket", "upgrade_fields"]
 
@@ -21,10 +21,11 @@ type Fields = tuple[tuple[bytes, bytes], ...]
 
 
 def is_websocket(request: Request) -> bool:
-    """Whether this is a whole handshake of version 13, and of nothing else."""
+    """Whether this is a whole handshake of version 13, and of nothing else. In absolute-form no client sends one."""
     names = {part.strip().lower() for value in _values(request.headers, b"connection") for part in value.split(b",")}
     return (
         request.upgrade == "websocket"
+        and request.via is not Via.ABSOLUTE
         and request.method == "GET"
         and request.http_version == "HTTP/1.1"
         and b"upgrade" in names

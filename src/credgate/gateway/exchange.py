@@ -62,6 +62,7 @@ class Exchange:
     body_max: int = 0  # bytes of a body that is read before it is judged; 0: it isn't
     held: int = 0  # bytes of it that are kept
     hold: Callable[[bytes], bool] | None = field(default=None, repr=False)  # counts them; True: refused
+    count: Callable[[bool, int], str] | None = field(default=None, repr=False)  # of a WebSocket: Steps.passed
     failure: Reason | None = None  # why the upstream gave no answer, or not a whole one
     why: str = ""  # more of it, for the ledger alone
     client_gone: bool = False

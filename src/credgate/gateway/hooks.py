@@ -28,6 +28,7 @@ from credgate.gateway.steps import Steps, Timeouts
 from credgate.gateway.turn import Turn
 from credgate.gateway.upstream import UpstreamTls
 from credgate.gateway.waiting import BodyWanted, let_all_go
+from credgate.gateway.websocket import SocketEnd
 from rules.addresses import unmap
 from rules.decide import endpoint_for
 from rules.hosts import HostError, normalize_host
@@ -55,6 +56,7 @@ HOOKS = (
     "tls_failed_server",
     "responseheaders",
     "response",
+    "socket_end",
     "error",
     "server_disconnected",
     "client_disconnected",
@@ -250,6 +252,7 @@ class Hooks:
         if fields is None:
             return
         response.headers = Headers(fields)
+        exchange.count = lambda outward, size: self.steps.passed(state, exchange, outward, size)
         response.stream = lambda data: self._received(exchange, data)
         exchange.refusal = None
 
@@ -258,7 +261,14 @@ class Hooks:
         if handler.is_broken(flow.server_conn):
             handler.end(Reason.UPSTREAM_RESET, "the host reset a response without length")
             return
+        if exchange_of(flow).status == 101:
+            return  # a WebSocket begins, and `socket_end` is its end
         self.steps.finish(handler.state, exchange_of(flow))
+
+    async def socket_end(self, handler: "GateHandler", end: SocketEnd) -> None:
+        """A WebSocket is over: what passed is in its exchange."""
+        reason = {"client": Reason.MALFORMED, "server": Reason.UPSTREAM_INVALID}.get(end.fault)
+        self.steps.finish(handler.state, exchange_of(end.flow), reason=reason, detail=end.detail)
 
     async def error(self, handler: "GateHandler", flow: HTTPFlow) -> None:
         """An exchange broke: record how, and have the refusal ready that is spoken if nothing was yet."""

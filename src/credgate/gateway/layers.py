@@ -30,6 +30,7 @@ from credgate.gateway.exchange import Exchange, attach, exchange_of
 from credgate.gateway.http1 import GateHttp1Client, GateHttp1Server
 from credgate.gateway.http2 import GateHttp2Server, backlog
 from credgate.gateway.refusal import phrase
+from credgate.gateway.websocket import WebSocket
 from rules.reasons import Reason
 
 type Commands = layer.CommandGenerator[None]
@@ -142,6 +143,17 @@ class GateStream(mitm.HttpStream):
             yield from self._refuse(exchange)
             return
         yield from super().state_consume_request_body(event)
+
+    def flow_done(self) -> Commands:
+        """Begin the WebSocket that was agreed on; mitmproxy's own layer for it keeps whole messages."""
+        exchange = exchange_of(self.flow)
+        if exchange.status != 101 or exchange.count is None:
+            yield from super().flow_done()
+            return
+        self.child_layer = WebSocket(self.context, self.flow, exchange.count)
+        self._handle_event = self.passthrough
+        yield from self.child_layer.handle_event(events.Start())
+        yield mitm.SendHttp(ResponseEndOfMessage(self.stream_id), self.context.client)
 
     def start_response_stream(self) -> Commands:
         """From here on the client has a head: what goes wrong later closes its connection."""

@@ -18,6 +18,7 @@ from credgate.ledger.record import LedgerError
 from rules.decide import decide_connect
 from rules.reasons import Reason
 from rules.request import Wire
+from rules.upgrades import accepts
 from rules.verdict import Deny, Tunnel
 
 _PORT = re.compile(rb"[1-9][0-9]{0,4}")
@@ -130,13 +131,24 @@ class Steps:
         """The answer's headers for the client; None where it is none that may pass. The caller lifts the stamp."""
         exchange.refusal = Refusal(deny=deny(Reason.INTERNAL))
         exchange.disarm()
-        if status < 200:
+        request = exchange.request
+        upgraded = status == 101 and request is not None and bool(request.upgrade) and accepts(request.headers, fields)
+        if status < 200 and not upgraded:
             exchange.refusal = Refusal(deny=deny(Reason.UPSTREAM_INVALID))
             self.finish(state, exchange, reason=Reason.UPSTREAM_INVALID)
             return None
         exchange.status, exchange.ids = status, collect_ids(fields)
-        drop = _NEVER_BACK | (frozenset({b"set-cookie"}) if _drops_cookies(exchange) else frozenset())
+        drop = (_NEVER_BACK - {b"upgrade"}) if upgraded else _NEVER_BACK
+        drop |= frozenset({b"set-cookie"}) if _drops_cookies(exchange) else frozenset()
         return tuple(f for f in fields if f[0].lower() not in drop)
+
+    def passed(self, state: ClientState, exchange: Exchange, outward: bool, size: int) -> str:
+        """Count bytes of a WebSocket, `outward` to the target. A text: they may not pass, and the socket ends."""
+        if not outward:
+            self.received(exchange, size)
+            return ""
+        over = self.sent(state, exchange, size)
+        return "" if over is None else f"{over.reason.value}: {over.hint or over.message}"
 
     def received(self, exchange: Exchange, size: int) -> None:
         """Count bytes of the answer's body that go to the client."""
