@@ -77,6 +77,8 @@ class StandProcess:
     def controls(self, guards: Sequence[Guard], limits: Mapping[str, int]) -> Mapping[str, str]:
         """The word of each guard's control; one that was run before is not run again. Raises CredgateError."""
         with self._lock:
+            if self._process.poll() is not None:  # what the attempts were aimed at went with it
+                raise _failed("it has died")
             new = [guard for guard in guards if guard.id not in self._words]
             if new:
                 host, lab = ([g.id for g in new if g.where is where] for where in (Where.HOST, Where.LAB))
