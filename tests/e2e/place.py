@@ -118,5 +118,5 @@ class Live:
 
 
 def daemon_pid(site: Site) -> int:
-    done = site.credgate("gateway", "status", "--json")
+    done = site.credgate("gateway", "start", "--json")
     return int(json.loads(done.stdout)["pid"])

@@ -260,10 +260,10 @@ if os.fork() == 0:
     signal.alarm(60)
     with open('stolen', 'wb', buffering=0) as out:
         out.write(b'[')
+        print('up', flush=True)
         while data := os.read(0, 100):
             out.write(data)
     os._exit(0)
-print('up', flush=True)
 signal.pause()
 """
 
