@@ -21,6 +21,7 @@ from credgate.ledger.record import LedgerError
 from credgate.runs import Run
 from credgate.secretvalue import Secret, SecretUnavailable
 from rules.decide import decide
+from rules.grants import Use
 from rules.inject import InjectError, authority, injected, rewrite
 from rules.parse import parse_request
 from rules.reasons import Reason
@@ -85,7 +86,8 @@ class Judge:
         if request is None:
             return deny(Reason.INTERNAL)
         state.bindings.update(binding.name for binding in allow.bindings)
-        refused = standing.may(state.run, allow, request)
+        use = standing.use_of(allow, request)
+        refused = standing.may(state.run, use)
         if refused is not None:
             return refused
         if allow.body_max:
@@ -99,7 +101,7 @@ class Judge:
             exchange.allow, exchange.target = allow, target
             exchange.pin = state.pins.get(target.key, "") or str(target.addresses[0])
             fields, bindings = await self._rewritten(state.run, request, allow)
-            return await self._noted(state, exchange, fields, bindings, (allow, request))
+            return await self._noted(state, exchange, fields, bindings, use)
         except (SecretUnavailable, InjectError):
             return deny(Reason.SECRET_UNAVAILABLE)
         except LedgerError:
@@ -159,24 +161,24 @@ class Judge:
         exchange: Exchange,
         fields: Fields,
         bindings: Mapping[str, str],
-        judged: tuple[Allow, Request],
+        use: Use,
     ) -> Fields | Deny:
-        closed = _over(state, judged[0])  # fetching took its time
+        closed = _over(state, use)  # fetching took its time
         if closed is None:
-            closed = standing.charge(state.run, *judged)
+            closed = standing.charge(state.run, use)
         if closed is not None:
             return closed
         exchange.intent_seq = self.records.intent(state, exchange, tuple(bindings), tuple(bindings.values()))
         state.exchanges.add(exchange)
         if bindings:
             await self.records.ledger.durable(exchange.intent_seq)
-        closed = _over(state, judged[0])
+        closed = _over(state, use)
         return fields if closed is None else closed
 
 
-def _over(state: ClientState, allow: Allow) -> Deny | None:
+def _over(state: ClientState, use: Use) -> Deny | None:
     """What has changed since this request was judged: a reload closes every connection, a revocation some."""
-    return deny(Reason.REVOKED) if state.closed else standing.closed(state.run, allow)
+    return deny(Reason.REVOKED) if state.closed else standing.closed(state.run, use)
 
 
 def apply(flow: HTTPFlow, exchange: Exchange, fields: Fields) -> None:

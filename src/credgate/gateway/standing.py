@@ -4,79 +4,75 @@ Counters are kept in the Run alone. Nothing has to be rebuilt from the ledger af
 dies with it, and the next run has counters of its own.
 """
 
+from itertools import chain
+
 from credgate.gateway.refusal import deny
 from credgate.runs import Run, now
-from rules.grants import Spent, Use, send, spend
+from rules.grants import Spent, Use, refusal, send, spend
 from rules.reasons import Reason
 from rules.request import Request
 from rules.verdict import Allow, Deny
 
 
-def closed(run: Run, allow: Allow | None = None) -> Deny | None:
-    """Whether everything of the run is refused, or what `allow` needs."""
+def use_of(allow: Allow, request: Request) -> Use:
+    """What a request costs. Its head as the client wrote it: path and headers carry data out as a body does."""
+    headers = request.headers
+    head = len(request.method) + len(request.target) + 4 * len(headers)
+    return Use(
+        bindings=allow.bindings,
+        head=head + sum(map(len, chain.from_iterable(headers))),
+        promised=_promised(request),
+    )
+
+
+def closed(run: Run, use: Use | None = None) -> Deny | None:
+    """Whether everything of the run is refused, or what `use` needs."""
     if not run.proof:
         return deny(Reason.PROOF_MISSING)
-    names = frozenset() if allow is None else frozenset(binding.name for binding in allow.bindings)
+    bindings = () if use is None else use.bindings
     for level in run.levels():
-        if level.revoked or not names.isdisjoint(level.revoked_bindings):
+        gone = level.revoked_bindings
+        if level.revoked or (gone and any(binding.name in gone for binding in bindings)):
             return deny(Reason.REVOKED)
         if level.paused:
             return deny(Reason.PAUSED)
     return None
 
 
-def may(run: Run, allow: Allow, request: Request) -> Deny | None:
+def may(run: Run, use: Use) -> Deny | None:
     """Whether a request that the rules allow is within every bound now. Nothing is spent."""
-    refused = closed(run, allow)
+    refused = closed(run, use)
     if refused is not None:
         return refused
-    spent = _spend(run, allow, request)
-    return spent if isinstance(spent, Deny) else None
-
-
-def charge(run: Run, allow: Allow, request: Request) -> Deny | None:
-    """Spend what the request costs, at each level, or at none where one of them refuses."""
-    spent = _spend(run, allow, request)
-    if isinstance(spent, Deny):
-        return spent
-    _keep(run, spent)
+    at = now()
+    for level in run.levels():
+        refused = refusal(level.spent, level.role_rule, use, at)
+        if refused is not None:
+            return refused
     return None
+
+
+def charge(run: Run, use: Use) -> Deny | None:
+    """Spend what the request costs, at each level, or at none where one of them refuses."""
+    at = now()
+    return _keep(run, [spend(level.spent, level.role_rule, use, at) for level in run.levels()])
 
 
 def sent(run: Run, size: int) -> Deny | None:
     """Spend `size` bytes of a body at each level; Deny where they may not go out."""
-    found: list[Spent] = []
-    for level in run.levels():
-        spent = send(level.spent, level.role_rule, size)
-        if isinstance(spent, Deny):
-            return spent
-        found.append(spent)
-    _keep(run, found)
+    return _keep(run, [send(level.spent, level.role_rule, size) for level in run.levels()])
+
+
+def _keep(run: Run, found: list[Spent | Deny]) -> Deny | None:
+    for each in found:
+        if isinstance(each, Deny):
+            return each
+    for level, each in zip(run.levels(), found, strict=True):
+        if isinstance(each, Spent):
+            level.spent = each
     return None
 
 
-def _spend(run: Run, allow: Allow, request: Request) -> list[Spent] | Deny:
-    use = Use(bindings=allow.bindings, head=_head(request), promised=_promised(request))
-    found: list[Spent] = []
-    at = now()
-    for level in run.levels():
-        spent = spend(level.spent, level.role_rule, use, at)
-        if isinstance(spent, Deny):
-            return spent
-        found.append(spent)
-    return found
-
-
-def _keep(run: Run, found: list[Spent]) -> None:
-    for level, spent in zip(run.levels(), found, strict=True):
-        level.spent = spent
-
-
-def _head(request: Request) -> int:
-    """Bytes of the head as the client wrote it: path and headers carry data out as a body does."""
-    return len(request.method) + len(request.target) + sum(len(n) + len(v) + 4 for n, v in request.headers)
-
-
 def _promised(request: Request) -> int:
-    lengths = [value for name, value in request.headers if name.lower() == b"content-length"]
+    lengths = [value for name, value in request.headers if len(name) == 14 and name.lower() == b"content-length"]
     return int(lengths[0]) if lengths and lengths[0].isdigit() else 0
