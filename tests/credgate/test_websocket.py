@@ -18,6 +18,8 @@ from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 from wsproto.utilities import RemoteProtocolError
 
 from credgate.gateway.frames import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, FrameError, Frames
+from credgate.gateway.hooks import Hooks
+from credgate.gateway.steps import Steps
 from rules.upgrades import accepts
 from tests.credgate.gateway_rig import FAST, POLICY, SECRET, Answer, Client, Rig, Seen, rig
 
@@ -438,6 +440,34 @@ def test_the_run_ends_and_the_socket_with_it(how: str, tmp_path: Path) -> None:
         assert asyncio.get_running_loop().time() - started < 1
         [outcome] = r.records("outcome")
         assert outcome["status"] == 101 and outcome["req_bytes"] > 0 and outcome["detail"]
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("name", ["passed", "socket_end"])
+def test_an_exception_lets_nothing_more_pass(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: object) -> None:
+        raise ValueError
+
+    def broken_at_once(*_: object) -> str:
+        raise ValueError
+
+    async def test(r: Rig) -> None:
+        socket = await opened(r)
+        await socket.say(TextMessage("x"))
+        assert await socket.message() == b"x"
+        before = r.good.seen[0].body
+        if name == "passed":
+            monkeypatch.setattr(Steps, name, broken_at_once)
+            socket.client.writer.write(frame(TEXT, b"evil"))
+        else:
+            monkeypatch.setattr(Hooks, name, broken)
+            socket.client.writer.write(BAD["opcode 3"])
+        assert await socket.client.rest() == b""
+        await r.good.closed.wait()
+        assert r.good.seen[0].body == before
+        [outcome] = r.records("outcome")
+        assert (outcome["status"], outcome["reason"]) == (101, "internal")
 
     run(tmp_path, test)
 
