@@ -1,12 +1,9 @@
 """What may be a work tree, a bound tree and a value that passes, on trees that the test makes."""
 
 import os
-import socket
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from credgate import prepare
 from credgate.errors import CredgateError
@@ -148,57 +145,6 @@ def test_a_tree_that_a_group_alone_opens(world: World) -> None:
     prepare.refuse_group_trees([str(world.work)], other, ())  # control: such a group was not kept
     world.work.chmod(0o755)
     prepare.refuse_group_trees([str(world.work)], other, (facts.st_gid,))  # control: everybody may
-
-
-def test_a_tree_in_which_somebody_listens(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(world.work)  # the path of a test may be longer than a socket's can be
-    with socket.socket(socket.AF_UNIX) as sock:
-        short = Path("/tmp") / f"credgate-prepare-{os.getpid()}"
-        short.symlink_to(world.work)
-        try:
-            sock.bind(str(short / "s"))
-            prepare.refuse_sockets([str(world.work)])  # control: nobody listens
-            sock.listen()
-            with pytest.raises(PrepareError, match="listens"):
-                prepare.refuse_sockets([str(world.work)])
-            prepare.refuse_sockets([str(world.home / "other")])
-        finally:
-            short.unlink()
-
-
-def test_a_socket_that_was_bound_by_a_relative_name(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    (world.work / "deep").mkdir()
-    monkeypatch.chdir(world.work / "deep")
-    with socket.socket(socket.AF_UNIX) as sock:
-        name = f"relative-{os.getpid()}"
-        sock.bind(name)
-        sock.listen()
-        with pytest.raises(PrepareError, match="listens"):
-            prepare.refuse_sockets([str(world.work)])
-        prepare.refuse_sockets([str(world.places.config)])  # control
-        Path(name).unlink()
-        Path(name).touch()  # a file of that name is none
-        prepare.refuse_sockets([str(world.work)])
-
-
-UNIX = """Num       RefCount Protocol Flags    Type St Inode Path
-0: 00000002 00000000 00010000 0001 01 20 /run/a b/sock
-0: 00000002 00000000 00000000 0002 01 21 /run/not-listening
-0: 00000002 00000000 00010000 0001 01 22 @abstract
-0: 00000002 00000000 00010000 0001 01 23
-0: 00000002 00000000 00010000 0001 01 24 relative/sock
-"""
-
-
-def test_the_kernels_table_of_sockets() -> None:
-    assert prepare.listening_sockets(UNIX) == ["/run/a b/sock", "relative/sock"]
-
-
-@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\n\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"))))
-def test_the_table_is_read_whatever_the_paths_are(paths: list[str]) -> None:
-    lines = "".join(f"0: 00000002 00000000 00010000 0001 01 20 /{path}\n" for path in paths)
-    found = prepare.listening_sockets(UNIX.splitlines()[0] + "\n" + lines)
-    assert len(found) == len(paths)
 
 
 # Values
