@@ -177,7 +177,7 @@ def directories(site: Site) -> list[Path]:
 
 
 def test_without_its_controls_no_run_starts(site: Site) -> None:
-    assert site.credgate("gateway", "stop").returncode == 0
+    site.credgate("gateway", "stop")  # there may be none
     assert site.credgate("gateway", "start").returncode == 0
     daemon = daemon_pid(site)
     stand = stand_of(daemon)
