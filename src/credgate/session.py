@@ -19,6 +19,7 @@ from credgate.alarms import Alarms
 from credgate.errors import CredgateError
 from credgate.evidence import Evidence
 from credgate.gateway.server import Gateway
+from credgate.hostsockets import HostSocketError, SocketWatch
 from credgate.lastresort import LastResort
 from credgate.ledger.writer import Ledger
 from credgate.limits import RunLimits
@@ -42,8 +43,8 @@ from resolver.errors import ResolverError
 from rules.names import table_for
 
 if TYPE_CHECKING:
-    from jail.probes import Context
     from credgate.children import Children
+    from jail.probes import Context
 
 log = logging.getLogger(__name__)
 
@@ -299,6 +300,7 @@ class Session:
                 self._limit_passed(),
                 self._alarm_kills(),
                 self._deadline_passes(),
+                self._sockets_appear(),
             )
             watching = [tasks.create_task(other) for other in others]
             try:
@@ -337,8 +339,18 @@ class Session:
 
     async def _mounts_change(self, mounts: MountWatch) -> None:
         await mounts.changed()
+        await self._end_with_alarm("mount_changed")
+
+    async def _sockets_appear(self) -> None:
+        try:
+            found = await SocketWatch([self.spec.workdir, *(tree.path for tree in self.spec.trees)]).appears()
+        except HostSocketError as error:  # it grew beyond what can be looked through
+            found = error.detail
+        await self._end_with_alarm("host_socket", found)
+
+    async def _end_with_alarm(self, reason: str, detail: str = "") -> None:
         with self._going_on("record the alarm"):
-            self.parts.ledger.append("alarm", run=self.run.id, reason="mount_changed", verdict="kill")
+            self.parts.ledger.append("alarm", run=self.run.id, reason=reason, detail=detail or None, verdict="kill")
         await self.end("alarm")
 
     async def end(self, reason: str, *, grace: float = GRACE) -> None:
