@@ -209,3 +209,44 @@ def test_what_was_allowed_and_not_yet_sent_is_not_sent(tmp_path: Path) -> None:
             assert r.run.spent.requests == 0
 
     asyncio.run(main())
+
+
+# Time takes rights back as well
+
+TOKEN = 'place = "header:authorization"\nformat = "Bearer {{secret}}"\n'
+
+
+@pytest.mark.parametrize("make", [keep_alive, streaming])
+def test_what_a_binding_opened_ends_with_its_ttl(make: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with lived(tmp_path, POLICY.replace(TOKEN, TOKEN + 'ttl = "1s"\n')) as (r, _, _):
+            without = await keep_alive(r, "/free/a")
+            using = await make(r)
+            assert 0.1 < await ended(using) < 1.5
+            if make is streaming:
+                assert r.records("outcome")[-1]["detail"] == "the binding's ttl is over"
+            r.good.script = echo
+            assert (await without.get("/free/a", f"api.good.test:{r.direct}")).status == 200
+            assert (await (await r.tunnel()).get("/ok/a", f"api.good.test:{r.direct}")).code == "expired"
+
+    asyncio.run(main())
+
+
+def test_the_deadline_ends_all_that_is_open(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with lived(tmp_path, POLICY.replace("[role.dev]\n", '[role.dev]\ndeadline = "1s"\n')) as (r, _, _):
+            clients = [await keep_alive(r, "/free/a"), await idle_tunnel(r), await streaming(r)]
+            assert max([await ended(client) for client in clients]) < 1.5
+            assert r.records("outcome")[-1]["detail"] == "the run's deadline is over"
+
+    asyncio.run(main())
+
+
+def test_without_a_bound_nothing_ends_by_itself(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with lived(tmp_path) as (r, _, _):
+            client = await keep_alive(r)
+            await asyncio.sleep(1.5)
+            assert (await client.get("/ok/a", f"api.good.test:{r.direct}")).status == 200
+
+    asyncio.run(main())

@@ -14,6 +14,7 @@ from credgate.ca import Authority
 from credgate.errors import CredgateError
 from credgate.gateway import layers
 from credgate.gateway.dial import Dialler, OwnAddresses
+from credgate.gateway.expiry import Expiry
 from credgate.gateway.hooks import HOOKS, Hooks
 from credgate.gateway.judge import Judge
 from credgate.gateway.mode import CredgateInstance
@@ -85,6 +86,7 @@ class Gateway:
         )
         self._options: Options | None = None
         self._instances: dict[str, list[CredgateInstance]] = {}
+        self._expiry = Expiry(self._end)
 
     async def start(self) -> None:
         """Set mitmproxy up. Raises GatewayError where a hook or an option is missing: nothing is served then."""
@@ -119,12 +121,19 @@ class Gateway:
         except OSError as error:
             await self.close(run.id)
             raise GatewayError("listen_failed", f"run {run.id}: can't listen: {error}") from error
+        self._expiry.arm(run)
 
     def cut(self, run_id: str, detail: str, binding: str = "") -> int:
         """End the client and upstream connections of a run at once, or those that `binding` was used on.
 
-        Returns how many client connections they were. `detail` goes into their outcomes. The run is still served.
+        Returns how many client connections they were. `detail` goes into their outcomes. The run is still served, and
+        what ends it by time is computed anew.
         """
+        for instance in self._instances.get(run_id, [])[:1]:
+            self._expiry.arm(instance.run)
+        return self._end(run_id, detail, binding)
+
+    def _end(self, run_id: str, detail: str, binding: str) -> int:
         instances = self._instances.get(run_id, [])
         for instance in instances[:1]:
             self._hooks.pool.close(instance.run)
@@ -132,6 +141,7 @@ class Gateway:
 
     async def close(self, run_id: str) -> None:
         """Close the listeners of a run and all its client and upstream connections. Unknown runs are no error."""
+        self._expiry.disarm(run_id)
         for instance in self._instances.pop(run_id, []):
             await instance.shut()
             self._hooks.pool.close(instance.run)
