@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from credgate import hostsockets
 from credgate.clientenv import Inside, build_environment
 from credgate.command import CREDENTIALS, Command, Host, find_command
 from credgate.errors import CredgateError
@@ -31,7 +32,6 @@ REFUSED = 125
 MAX_PROGRAM = 2 << 30  # bytes; the largest agent CLI known here has 250 MB
 CLIENT = Path(seccomp.__file__).parent / "inside" / "credgate-child"
 NESTED = 64  # user namespaces of a jail with allow_userns: a browser makes a handful
-LISTENING = 0x10000  # __SO_ACCEPTCON, in the flags column of /proc/net/unix
 
 
 class PrepareError(CredgateError):
@@ -174,37 +174,6 @@ def refuse_group_trees(trees: Sequence[str], person: Person, groups: tuple[int, 
             )
 
 
-def listening_sockets(text: str) -> list[str]:
-    """Names of listening unix sockets that are paths, from the text of /proc/net/unix (proc(5)); as they were bound."""
-    found = []
-    for line in text.splitlines()[1:]:
-        parts = line.split(maxsplit=7)
-        if len(parts) == 8 and not parts[7].startswith("@") and int(parts[3], 16) & LISTENING:
-            found.append(parts[7])
-    return found
-
-
-def refuse_sockets(trees: Sequence[str]) -> None:
-    """Landlock ABI 7 does not govern connecting by path: a host socket inside a bound tree would be reachable."""
-    names = listening_sockets(Path("/proc/net/unix").read_text(errors="surrogateescape"))
-    for path in names:
-        real = os.path.realpath(path)
-        hit = next((tree for tree in trees if path.startswith("/") and under(real, tree)), None)
-        if hit:
-            raise _host_socket(hit, real)
-    # Bound by a relative name: the table does not say where, so the trees are searched for a socket of that name.
-    relative = {os.path.basename(path) for path in names if not path.startswith("/")}  # noqa: PTH119 - surrogates
-    for tree in trees if relative else ():
-        for top, _, files in os.walk(tree):
-            for name in relative.intersection(files):
-                if Path(top, name).is_socket():
-                    raise _host_socket(tree, f"{top}/{name}")
-
-
-def _host_socket(tree: str, path: str) -> PrepareError:
-    return PrepareError("host_socket", f"{tree}: the host listens at {path}", "stop it, or choose another tree")
-
-
 def _entries(paths: Sequence[str]) -> tuple[SystemEntry, ...]:
     return tuple(
         SystemEntry(path=p, link=os.readlink(p) if Path(p).is_symlink() else "") for p in paths if os.path.lexists(p)
@@ -293,7 +262,7 @@ def jail_spec(
     for tree in trees:
         expose(tree, places)
         refuse_wide(tree, person)
-    refuse_sockets([workdir, *trees])
+    hostsockets.refuse([workdir, *trees])
     refuse_group_trees([workdir, *trees], person, asked.groups)
     cwd = os.path.realpath(asked.cwd)
     cwd = cwd if under(cwd, workdir) else workdir

@@ -1,0 +1,228 @@
+"""Unix sockets of the host in trees that a jail sees: it could connect to them, which no namespace governs.
+
+Landlock's ABI 7 does not govern connecting by path, so a run is refused where somebody has bound a socket in one of its
+trees, and ended where somebody does later. Bound is enough (a datagram socket does not listen; a stream may start to),
+and what counts is the file: its name in the kernel's tables may be relative, and those tables stop at the network
+namespace. A file that is left over from a server that has gone harms nobody.
+"""
+
+import array
+import asyncio
+import errno
+import logging
+import os
+import socket
+import stat
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from credgate.errors import CredgateError
+from jail.plan import under
+
+log = logging.getLogger(__name__)
+
+ENTRIES = 5_000_000  # of all trees of a run together; measured: about 1.5 s a million
+SECONDS = 30.0  # for one look at all of them
+GLANCE = 2.0  # seconds between two looks at the kernel's table
+REST = 60.0  # seconds at least between two whole looks, which also find other network namespaces' sockets
+SHARE = 50  # a whole look takes one part in so many of the time
+REFUSED = 125
+
+# linux/sock_diag.h, unix_diag.h
+_NETLINK_SOCK_DIAG, _BY_FAMILY, _REQUEST_DUMP, _ERROR, _DONE = 4, 20, 0x301, 2, 3
+_SHOW_NAME, _SHOW_VFS = 1, 2
+_NAME, _VFS = 0, 1
+_HEADER = struct.Struct("=IHHII")
+_QUESTION = struct.Struct("=BBHIIIII")
+_MESSAGE = 16  # bytes of struct unix_diag_msg, before the attributes
+_ATTRIBUTE = struct.Struct("=HH")
+_BUFFER = 1 << 18
+
+
+class HostSocketError(CredgateError):
+    """The run can't be made with these trees; exit_status 125."""
+
+    def __init__(self, code: str, detail: str, hint: str) -> None:
+        super().__init__(code, detail, hint, REFUSED)
+
+
+def refuse(trees: Sequence[str]) -> None:
+    """Raise HostSocketError where a socket is bound in a tree, or where the trees can't be looked through."""
+    found = first_bound(trees)
+    if found:
+        tree = next(tree for tree in trees if under(found, tree))
+        raise HostSocketError("host_socket", f"{tree}: the host listens at {found}", "stop it, or choose another tree")
+
+
+def first_bound(trees: Sequence[str]) -> str:
+    """Path of a socket file that some process has bound; "" for none. Raises HostSocketError beyond the bounds."""
+    outermost = [tree for tree in dict.fromkeys(trees) if not any(under(tree, o) for o in trees if o != tree)]
+    return next((path for path in socket_files(outermost) if is_bound(path)), "")
+
+
+def socket_files(trees: Sequence[str]) -> Iterator[str]:
+    """Every socket file of these trees, those of mounts below included. Raises HostSocketError beyond the bounds."""
+    until, left = time.monotonic() + SECONDS, ENTRIES
+    todo = list(trees)
+    while todo:
+        for entry in _entries(todo.pop()):
+            left -= 1
+            if entry.is_dir(follow_symlinks=False):
+                todo.append(entry.path)
+            elif not (entry.is_file(follow_symlinks=False) or entry.is_symlink()) and _is_socket(entry):
+                yield entry.path
+        if left < 0 or time.monotonic() > until:
+            raise HostSocketError(
+                "tree_too_large",
+                f"{', '.join(trees)}: more than {ENTRIES} entries or {SECONDS:.0f} s to look for the host's sockets",
+                "choose narrower trees",
+            )
+
+
+def _entries(directory: str) -> "list[os.DirEntry[str]]":
+    try:
+        with os.scandir(directory) as listing:
+            return list(listing)
+    except (FileNotFoundError, NotADirectoryError):  # gone meanwhile, or a tree that is one file
+        return []
+    except PermissionError:
+        # Who can't enter it reaches no socket in it. Who may without seeing, or owns it, might.
+        if os.access(directory, os.X_OK) or Path(directory).lstat().st_uid == os.geteuid():
+            raise HostSocketError(
+                "tree_unseen",
+                f"{directory}: it can't be looked through for the host's sockets",
+                "make it readable (chmod u+rx), or choose another tree",
+            ) from None
+        return []
+
+
+def _is_socket(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def is_bound(path: str) -> bool:
+    """Whether a process of any network namespace holds the socket of this file.
+
+    A datagram socket asks: connecting sends nothing, and to a socket of another type it ends in EPROTOTYPE before that
+    one hears of it. What neither answers "nobody" nor is gone counts as bound (EACCES: its owner can change its mode).
+    """
+    try:
+        where = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # noqa: PTH120 - surrogates
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
+            asking.setblocking(False)
+            # sun_path has 108 bytes, and a name may have all of a path's: the descriptor makes it short.
+            asking.connect(f"/proc/self/fd/{where}/{os.path.basename(path)}")  # noqa: PTH119
+    except OSError as error:
+        return error.errno not in (errno.ECONNREFUSED, errno.ENOENT, errno.ENOTDIR)
+    finally:
+        os.close(where)
+    return True
+
+
+# While it runs
+
+
+class SocketWatch:
+    """Looks for sockets that are bound in the trees later on."""
+
+    def __init__(self, trees: Sequence[str]) -> None:
+        self._trees = tuple(dict.fromkeys(trees))
+        self._known: set[tuple[int, bytes]] = set()  # what came between the look before the start and now is new
+        self._unplaced = False  # a new socket's name does not lead to its file
+        self._soon, self._next = 0.0, 0.0  # when a whole look may be, and when it has to be
+
+    async def appears(self) -> str:
+        """Return the path of a bound socket once there is one. Raises HostSocketError where no look is possible."""
+        self._next = time.monotonic() + REST
+        while True:
+            await asyncio.sleep(GLANCE)
+            found = await asyncio.to_thread(self.look)
+            if found:
+                return found
+
+    def look(self) -> str:
+        """One look: at what is new in the kernel's table, and now and then at the trees; the path found, or ""."""
+        known, self._known = self._known, self._table()
+        places = [_place(name, inode) for inode, name in self._known - known]
+        self._unplaced |= "" in places
+        found = next((p for p in places if p and any(under(p, t) for t in self._trees) and is_bound(p)), "")
+        now = time.monotonic()
+        if found or now < self._soon or (now < self._next and not self._unplaced):
+            return found
+        self._unplaced = False
+        found = first_bound(self._trees)
+        took = time.monotonic() - now
+        self._soon, self._next = now + took * SHARE, now + max(REST, took * SHARE)
+        return found
+
+    @staticmethod
+    def _table() -> set[tuple[int, bytes]]:
+        try:
+            return bound_now()
+        except OSError as error:  # a kernel without the module: the whole looks go on
+            log.warning("the kernel's table of unix sockets can't be read: %s", error.strerror)
+            return set()
+
+
+def _place(name: bytes, inode: int) -> str:
+    """Real path of the file that a socket is bound to; "" where its name does not lead there."""
+    if not name.startswith(b"/"):
+        return ""
+    real = os.path.realpath(os.fsdecode(name))
+    try:
+        return real if os.lstat(real).st_ino & 0xFFFFFFFF == inode else ""
+    except OSError:
+        return ""
+
+
+def bound_now() -> set[tuple[int, bytes]]:
+    """(inode in 32 bits, name as it was bound) of the sockets of this network namespace that have a file.
+
+    Raises OSError where the kernel has no unix_diag.
+    """
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as netlink:
+        netlink.settimeout(5)
+        question = _QUESTION.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_NAME | _SHOW_VFS, 0xFFFFFFFF, 0xFFFFFFFF)
+        netlink.send(_HEADER.pack(_HEADER.size + len(question), _BY_FAMILY, _REQUEST_DUMP, 1, 0) + question)
+        found: set[tuple[int, bytes]] = set()
+        while not parse_dump(netlink.recv(_BUFFER), found):
+            pass
+        return found
+
+
+def parse_dump(data: bytes, into: set[tuple[int, bytes]]) -> bool:
+    """Add the sockets of one datagram of the dump; True at its end. Raises OSError for the kernel's own error."""
+    at = 0
+    while at + _HEADER.size <= len(data):
+        size, kind, *_ = _HEADER.unpack_from(data, at)
+        body = data[at + _HEADER.size : at + size]
+        if kind == _DONE:
+            return True
+        if kind == _ERROR:
+            code = -array.array("i", body[:4])[0] if len(body) >= 4 else errno.EBADMSG
+            raise OSError(code, os.strerror(code))
+        attributes = dict(_attributes(body[_MESSAGE:]))
+        if len(attributes.get(_VFS, b"")) >= 4:
+            into.add((struct.unpack_from("=I", attributes[_VFS])[0], attributes.get(_NAME, b"").rstrip(b"\0")))
+        if size < _HEADER.size:
+            raise OSError(errno.EBADMSG, "a message of the kernel's has no size")
+        at += (size + 3) & ~3
+    return False
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + _ATTRIBUTE.size <= len(data):
+        size, kind = _ATTRIBUTE.unpack_from(data, at)
+        if size < _ATTRIBUTE.size:
+            return
+        yield kind, data[at + _ATTRIBUTE.size : at + size]
+        at += (size + 3) & ~3
