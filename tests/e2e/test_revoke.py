@@ -1,5 +1,7 @@
 """Rights of a live run: taken back, given back after a pause, read anew; told by the clients inside and the ledger."""
 
+import base64
+import hashlib
 import json
 import socket
 import ssl
@@ -26,7 +28,7 @@ WITHIN = 1.0  # seconds from the command's return to the last end
 
 @dataclass
 class Streams:
-    """A TLS server: `/stream` never ends, everything else is "ok"."""
+    """A TLS server: `/stream` never ends, an upgrade gets a WebSocket that stays, everything else is "ok"."""
 
     ca: Path
     port: int = 0
@@ -58,14 +60,27 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Streams]:
         thread.join()
 
 
+def agreed(key: bytes) -> bytes:
+    """RFC 6455, 4.2.2."""
+    accept = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
+    fields = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + accept
+    return b"HTTP/1.1 101 Switching Protocols\r\n" + fields + b"\r\n\r\n"
+
+
 def one(context: ssl.SSLContext, plain: Any, over: threading.Event) -> None:
     try:
         plain.settimeout(20)
         with context.wrap_socket(plain, server_side=True) as sock:
             reader = sock.makefile("rb")
             while line := reader.readline():
-                while reader.readline() not in (b"\r\n", b""):
-                    pass
+                fields = {}
+                while (field := reader.readline()) not in (b"\r\n", b""):
+                    name, _, value = field.partition(b":")
+                    fields[name.lower()] = value.strip()
+                if b"upgrade" in fields:
+                    sock.sendall(agreed(fields[b"sec-websocket-key"]) + b"\x81\x02hi")
+                    over.wait(20)
+                    return
                 if b"/stream" not in line:
                     sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
                     continue
@@ -89,6 +104,7 @@ ca = "ca.pem"
 id = "all"
 methods = ["GET"]
 paths = ["/bound/**"]
+upgrade = true
 [[endpoint.api.allow]]
 id = "free"
 methods = ["GET"]
@@ -158,10 +174,14 @@ def live(place: Site, streams: Streams) -> Callable[..., Live]:
 
 
 OPEN = """
-socks = {"keep-alive": tls(), "stream": tls(), "tunnel": tls()}
+socks = {"keep-alive": tls(), "stream": tls(), "websocket": tls(), "tunnel": tls()}
 token = {"Authorization": "Bearer " + os.environ["API_TOKEN"]}
 assert get(socks["keep-alive"], "/bound/a", **token)[0] == 200
 assert get(socks["stream"], "/bound/stream", **token)[0] == 200
+upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13",
+           "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}
+assert get(socks["websocket"], "/bound/ws", **token, **upgrade)[0] == 101
+assert socks["websocket"].recv(4)[-2:] == b"hi"
 free = tls()
 assert get(free, "/free/a")[0] == 200
 """
@@ -189,14 +209,14 @@ say([code("/bound/a"), code("/free/a"), known()])
         done = place.credgate("revoke", run.run, "--json")
         returned = time.time()
         assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["revoked"][0]["closed"] == 4
+        assert json.loads(done.stdout)["revoked"][0]["closed"] == 5
         when = heard(run)
-        assert set(when) == {"keep-alive", "stream", "tunnel", "free"}
+        assert set(when) == {"keep-alive", "stream", "websocket", "tunnel", "free"}
         assert all(began < end < returned + WITHIN for end in when.values()), (began, returned, when)
         assert heard(run) == ["revoked", "revoked", False]
         assert run.end()["reason"] == "exited"
     (line,) = place.ledger(ev="revoke", run=run.run)
-    assert line["count"] == 4
+    assert line["count"] == 5
     verified = place.credgate("log", "verify")
     assert verified.returncode == 0, verified.stderr
 
@@ -217,7 +237,7 @@ say([get(free, "/free/a")[0], json.loads(get(tunnel, "/bound/a")[1])["error"]["c
         done = place.credgate("revoke", "api", "--run", run.run)
         returned = time.time()
         assert done.returncode == 0, done.stderr
-        assert f"{run.run}: binding api revoked, 2 connections closed" in done.stderr
+        assert f"{run.run}: binding api revoked, 3 connections closed" in done.stderr
         assert all(began < end < returned + WITHIN for end in heard(run).values())
         assert heard(run) == [200, "revoked", ""]
 
