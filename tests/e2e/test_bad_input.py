@@ -158,6 +158,7 @@ def fetch(site: Site, target: Target, **kw: str) -> "subprocess.CompletedProcess
 def unavailable(target: Target, done: "subprocess.CompletedProcess[str]") -> None:
     assert " 403" in done.stdout.splitlines()[0], done.stdout + done.stderr
     assert '"code": "secret_unavailable"' in done.stdout
+    assert "keyring" not in done.stdout  # why is for the user, in the ledger, and not for the jail
     assert target.seen() == []
 
 
@@ -166,6 +167,7 @@ def test_a_secret_that_was_never_set(site: Site, https_target: Target) -> None:
     site.credgate("secret", "rm", "api")
     site.policy("version = 1\n" + endpoint(https_target) + bound() + BOUND, https_target.ca)
     unavailable(https_target, fetch(site, https_target))
+    assert "keyring" in site.ledger(ev="deny", reason="secret_unavailable")[-1]["detail"]
     site.secret("api", https_target.token)
     assert " 200" in fetch(site, https_target).stdout.splitlines()[0]  # control, and the same daemon
 

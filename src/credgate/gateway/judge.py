@@ -102,8 +102,10 @@ class Judge:
             exchange.pin = state.pins.get(target.key, "") or str(target.addresses[0])
             fields, bindings = await self._rewritten(state.run, request, allow)
             return await self._noted(state, exchange, fields, bindings, use)
-        except (SecretUnavailable, InjectError):
-            return deny(Reason.SECRET_UNAVAILABLE)
+        except SecretUnavailable as error:
+            return deny(Reason.SECRET_UNAVAILABLE, f"{error.code}: {error.detail}")
+        except InjectError as error:
+            return deny(Reason.SECRET_UNAVAILABLE, error.detail)
         except LedgerError:
             return deny(Reason.LEDGER_UNAVAILABLE)
 

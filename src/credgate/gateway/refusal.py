@@ -45,10 +45,10 @@ _TELLS = frozenset(
 _MAX_HINT = 400  # a host has at most 253 characters
 
 
-def deny(reason: Reason) -> Deny:
-    """The gateway's own refusal for a reason."""
+def deny(reason: Reason, why: str = "") -> Deny:
+    """The gateway's own refusal for a reason; `why` is for the ledger alone."""
     status, message = _SENTENCES[reason]
-    return Deny(reason=reason, message=message, status=status)
+    return Deny(reason=reason, message=message, status=status, hint=why)
 
 
 def sentence(verdict: Deny) -> str:
