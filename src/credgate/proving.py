@@ -15,11 +15,12 @@ from typing import Any
 
 from credgate.errors import CredgateError
 from credgate.opening import open_session
+from credgate.parts import Ending, Parts
 from credgate.peer import Peer
 from credgate.policyfile import Effective, Origin, find_for_run
 from credgate.prepare import Asked, PrepareError
 from credgate.proof import Shown
-from credgate.session import Ending, Parts, Session
+from credgate.session import Session
 from credgate.stand import StandProcess, limits_of, survivors, words
 from jail.errors import JailError
 from jail.guards import Guard, needed
@@ -36,6 +37,7 @@ limits = { memory = "256MiB", processes = 64, open_files = 256, file_size = "128
 """
 HARMLESS = ("/usr/bin/true", "/bin/true")  # what a plan has to name; it is never executed
 ENDED = "ESRCH"
+PROVED = "proved"  # of run.end: nothing was executed, so nothing has exited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +186,7 @@ class _Proving:
         try:
             yield session
         finally:
-            await session.close(Ending(status=0, reason="exited"))
+            await session.close(Ending(status=0, reason=PROVED))
 
     async def _start(self, session: Session) -> tuple[Shown, int]:
         """Read back, as before every exec; the workload's pid on the host."""

@@ -23,7 +23,8 @@ from jail import fdpass, launcher
 from jail.errors import JailError
 from jail.syscalls import syscall
 
-CANNOT = 3
+USAGE, CANNOT = 2, 3
+ASKED_WRONG = ("policy_", "role_")  # codes of errors in what was asked for, not in this host
 STANDARD = [0, 1, 2]
 LEAKED = 60  # a descriptor that is inheritable, and that nobody named to pid 1
 KEYCTL_JOIN_SESSION_KEYRING, SESSION_KEYRING = 1, -3
@@ -32,7 +33,8 @@ _EXAMPLES = """examples:
   credgate prove
   credgate prove --policy p.toml --role dev --json
 
-exit codes: 0 every guard shown, or closed by the host itself; 1 a guard not shown; 3 this host can't
+exit codes: 0 every guard shown, or closed by the host itself; 1 a guard not shown; 2 the policy or the role is at fault;
+3 this host can't
 """
 
 
@@ -45,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
         answer = _answer(options)
     except (CredgateError, JailError) as error:
         print_error(CredgateError(error.code, error.detail, error.hint))
-        return CANNOT
+        return USAGE if error.code.startswith(ASKED_WRONG) else CANNOT
     rows: list[dict[str, str]] = answer["guards"]
     document = {"guards": rows, "proof": answer["proof"], "host": answer["host"], "role": answer["role"]}
     if options.record:
