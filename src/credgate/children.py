@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 
 from credgate.errors import CredgateError
 from credgate.opening import open_session
+from credgate.parts import Refusal
 from credgate.peer import Peer, accept
 from credgate.policyfile import Effective
 from credgate.prepare import Asked
-from credgate.session import Refusal, Session
+from credgate.session import Session
 from jail import fdpass
 from jail.errors import JailError
 from jail.plan import under

@@ -26,13 +26,14 @@ from credgate.gateway.server import Gateway
 from credgate.ledger.writer import Ledger
 from credgate.opening import clear_left as clear_sockets
 from credgate.opening import open_session
+from credgate.parts import Parts
 from credgate.paths import Places, check_private_dir, open_private, private_dir
 from credgate.peer import Peer, accept
 from credgate.policyfile import find_for_run
 from credgate.prepare import Asked, Person
 from credgate.proving import Wanted, prove
 from credgate.rights import reload, resume, revoke
-from credgate.session import Parts, Session
+from credgate.session import Session
 from credgate.stand import StandProcess, clear_left, limits_of
 from credgate.trust import prepare as prepare_trust
 from credgate.vault import Vault

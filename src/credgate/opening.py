@@ -8,13 +8,14 @@ from dataclasses import replace
 
 from credgate.command import CommandError
 from credgate.limits import RunLimits, base_for, held_by, sums
+from credgate.parts import Parts, Refusal
 from credgate.paths import Places
 from credgate.peer import Peer
 from credgate.policyfile import Effective
 from credgate.prepare import Asked, Network, children_offered, filter_of, jail_spec, program_digest
 from credgate.roleneeds import decoy_environment, decoys_of, extra_ports
 from credgate.runs import Run
-from credgate.session import Parts, Refusal, Session
+from credgate.session import Session
 from credgate.trees import note_written
 from jail.keeper_client import Berth
 from jail.plan import JailSpec, under

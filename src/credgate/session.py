@@ -11,34 +11,27 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from credgate import proof
 from credgate.alarms import Alarms
 from credgate.errors import CredgateError
 from credgate.evidence import Evidence
-from credgate.gateway.server import Gateway
 from credgate.hostsockets import HostSocketError, SocketWatch
 from credgate.lastresort import LastResort
-from credgate.ledger.writer import Ledger
 from credgate.limits import RunLimits
 from credgate.mountwatch import MountWatch
-from credgate.paths import Places
+from credgate.parts import REFUSED, Ending, Parts, Refusal, channel, failure, record_end, refused
 from credgate.peer import Peer, wake
 from credgate.policyfile import Effective
-from credgate.prepare import Person
 from credgate.runs import Listener, Run
-from credgate.stand import StandProcess, inside, limits_of, words
-from credgate.trees import Claims
-from credgate.trust import Trust
+from credgate.stand import inside, limits_of, words
 from jail import fdpass
 from jail.errors import JailError
 from jail.guards import needed
-from jail.keeper_client import Berth, KeeperProcess
+from jail.keeper_client import Berth
 from jail.plan import JailSpec, build_plan
 from jail.verdict import Row, against, judge
-from resolver.client import ResolverProcess
 from resolver.errors import ResolverError
 from rules.names import table_for
 
@@ -52,38 +45,6 @@ STEP = 30.0  # seconds that pid 1, the read-back and the look from inside may ta
 GRACE = 3.0  # seconds that pid 1 leaves between TERM and KILL
 INSIST = 1.5  # seconds more before the jail is killed from outside
 DEATH = 10.0  # seconds for the kernel to take a pid namespace down after its KILL
-REFUSED = 125
-
-
-class Refusal(CredgateError):
-    """The run does not start; exit_status 125 (126, 127 where the command is at fault)."""
-
-    def __init__(self, code: str, detail: str, hint: str = "", exit_status: int = REFUSED) -> None:
-        super().__init__(code, detail, hint, exit_status)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What the daemon lends to every session."""
-
-    places: Places
-    person: Person
-    ledger: Ledger
-    gateway: Gateway
-    resolver: ResolverProcess
-    keeper: KeeperProcess
-    trust: Trust
-    stand: StandProcess
-    claims: Claims = field(default_factory=Claims)
-
-
-@dataclass(slots=True, kw_only=True)
-class Ending:
-    """How the jail ended: `status` as the shell says it (128+n for a signal), `reason` of the contract's list."""
-
-    status: int
-    reason: str
-    filter_kills: int | None = None  # as pid 1 counted them; None where it could not say
 
 
 class Session:
@@ -101,8 +62,8 @@ class Session:
     def __init__(self, parts: Parts, peer: Peer, run: Run, berth: Berth, spec: JailSpec, limits: RunLimits) -> None:
         self.parts, self.peer, self.run, self.berth, self.spec = parts, peer, run, berth, spec
         self.limits = limits
-        self.pid1, self.theirs_pid1 = _channel()
-        self.work, self.theirs_work = _channel()
+        self.pid1, self.theirs_pid1 = channel()
+        self.work, self.theirs_work = channel()
         self.pid = 0  # of the jail's pid 1, on the host
         self.pidfd = -1
         self.workload = 0  # likewise
@@ -132,11 +93,11 @@ class Session:
         except (CredgateError, JailError, ResolverError) as error:
             status = error.exit_status if isinstance(error, CredgateError) else REFUSED
             ending, self.why = Ending(status=status, reason=error.code), error.detail
-            await self._tell(_refused(error))
+            await self._tell(refused(error))
         except BaseException:  # ours, and raised again: the run ends closed, and whoever waits for it is told
             if not self.ready:
                 ending = Ending(status=REFUSED, reason="internal")
-                await self._tell(_refused(Refusal("internal", "the daemon failed", "its log says more")))
+                await self._tell(refused(Refusal("internal", "the daemon failed", "its log says more")))
             raise
         finally:
             self.ending = ending
@@ -179,7 +140,7 @@ class Session:
             raise Refusal("jail_gone", f"the jail ended before it said {event!r}")
         message.close()
         if message.body.get("ev") != event:
-            raise _failure(message.body)
+            raise failure(message.body)
         if message.uid != self.spec.uid:
             raise Refusal("wrong_uid", f"got a message of uid {message.uid}, expected {self.spec.uid}")
         return message
@@ -245,7 +206,7 @@ class Session:
         async with asyncio.timeout(STEP):
             after = await self.work.recv()
         if after is not None:  # a success closes the channel, which is close-on-exec
-            raise _failure(after.body)
+            raise failure(after.body)
         self.ready = True
         if self.spec.deadline is not None:
             self.ends = asyncio.get_running_loop().time() + self.spec.deadline
@@ -395,7 +356,7 @@ class Session:
             await self.parts.resolver.remove(self.run.id)
         seen = await self.evidence(ending)
         with self._going_on("record the end"):
-            self._record_end(ending, seen)
+            record_end(self.parts.ledger, self.run, ending, seen)
         self.berth.close()
         if self.listener is not None:
             self.listener.close()
@@ -425,26 +386,6 @@ class Session:
         kills = None if ending is None else ending.filter_kills
         return Evidence(off_route=off_route, counters=counters, filter_kills=kills)
 
-    def _record_end(self, ending: Ending, seen: Evidence) -> None:
-        counted = {name: str(count) for name, count in seen.attempts().items()}
-        if seen.off_route or counted or seen.filter_kills:
-            self.parts.ledger.append(
-                "off_route",
-                run=self.run.id,
-                count=seen.off_route,
-                counters=counted,
-                filter_kills=seen.filter_kills,
-                detail=seen.sentence(),
-            )
-        self.parts.ledger.append(
-            "run.end",
-            run=self.run.id,
-            role=self.run.role,
-            status=ending.status,
-            reason=ending.reason,
-            count=seen.off_route,
-        )
-
     async def _tell_end(self, ending: Ending, seen: Evidence) -> None:
         body = {"ev": "ended", "run": self.run.id, "status": ending.status, "reason": ending.reason}
         told = {"requests": self.run.requests(), "seen": seen.sentence(), **seen.to_json()}
@@ -466,24 +407,3 @@ class Session:
             await self._last_resort.disarm()
             os.close(self.pidfd)
             self.pidfd = -1
-
-
-def _channel() -> tuple[Peer, socket.socket]:
-    mine, theirs = fdpass.pair()
-    fdpass.want_credentials(mine)
-    return Peer(mine), theirs
-
-
-def _refused(error: CredgateError | JailError | ResolverError) -> fdpass.Json:
-    """The message to the launcher; its words are those of the error."""
-    status = error.exit_status if isinstance(error, CredgateError) else REFUSED
-    return {"ev": "refused", "code": error.code, "detail": error.detail, "hint": error.hint, "exit": status}
-
-
-def _failure(body: fdpass.Json) -> Refusal:
-    """What pid 1 or the workload said went wrong, as a refusal."""
-    if body.get("ev") != "failed":
-        return Refusal("jail_protocol", f"got {str(body)[:200]} from the jail")
-    status = body.get("status", REFUSED)
-    exit_status = status if isinstance(status, int) else REFUSED
-    return Refusal(str(body.get("code")), str(body.get("detail")), str(body.get("hint", "")), exit_status)

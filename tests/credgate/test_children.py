@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from credgate.children import Request, asked_of, judge_descriptors, rights_of
 from credgate.opening import visible
+from credgate.parts import Refusal
 from credgate.policyfile import Effective, Origin
 from credgate.runs import Run
-from credgate.session import Refusal
 from jail.plan import JailSpec, SystemEntry, Tree
 from rules.policy import Policy, Role
 
