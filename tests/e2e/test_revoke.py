@@ -94,6 +94,7 @@ def one(context: ssl.SSLContext, plain: Any, over: threading.Event) -> None:
 
 POLICY = """\
 version = 1
+default_role = "dev"
 {secret}
 [endpoint.api]
 host = "{host}"
@@ -162,10 +163,10 @@ def ends(socks):
 def live(place: Site, streams: Streams) -> Callable[..., Live]:
     """Start a run of a program that has INSIDE before it."""
 
-    def start(program: str, role: str = "") -> Live:
+    def start(program: str, role: str = "", binding: str = "") -> Live:
         secret = bound().replace('rules = ["all"]', 'rules = ["all"]\nmode = "placeholder"\nplaceholder = PLACEHOLDER')
         secret = secret.replace("PLACEHOLDER", '{ env = "API_TOKEN", shape = "tok_{36}" }')
-        text = POLICY.format(secret=secret, host=HOST, port=streams.port, role=role)
+        text = POLICY.format(secret=secret + binding, host=HOST, port=streams.port, role=role)
         place.policy(text, streams.ca)
         place.secret("api", SECRET)
         return Live(place, place.python(), "-c", INSIDE + program)
@@ -304,6 +305,31 @@ def test_an_alarm_may_kill(place: Site, live: Callable[..., Live]) -> None:
         end = run.end()
         assert (end["reason"], end["status"]) == ("alarm", 143)
         assert "the run was ended: alarm" in run.err
+
+
+def test_a_child_run_spends_what_its_parent_has_and_loses_it_with_it(place: Site, live: Callable[..., Live]) -> None:
+    program = """
+import subprocess
+token = lambda: {"Authorization": "Bearer " + os.environ["API_TOKEN"]}
+if len(sys.argv) > 1:
+    say([code("/bound/a", **token()) for _ in range(3)])
+    say("open")
+    say(sorted(ends({"tunnel": tls()})))
+    say(code("/free/a"))
+    sys.exit()
+say(code("/bound/a", **token()))
+command = ["credgate-child", "--role", "kid", "--", sys.executable, "-c", sys.orig_argv[2], "child"]
+subprocess.run(command)
+"""
+    family = 'children = ["kid"]\n[role.kid]\nbindings = ["api"]\n'
+    with live(program, family, "max_uses = 3\n") as run:
+        assert heard(run) == ""
+        assert heard(run) == ["", "", "uses_exhausted"]
+        assert heard(run) == "open"
+        done = place.credgate("revoke", run.run, "--json")
+        assert len(json.loads(done.stdout)["revoked"]) == 2
+        assert heard(run) == ["tunnel"]
+        assert heard(run) == "revoked"
 
 
 def test_a_name_that_nothing_has(place: Site) -> None:
