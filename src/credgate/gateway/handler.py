@@ -209,7 +209,7 @@ class GateHandler(LiveConnectionHandler):
         for connection, transport in tuple(self.transports.items()):
             connection.state = ConnectionState.CLOSED  # half closed, mitmproxy would keep it until it is cancelled
             if isinstance(transport.writer, asyncio.StreamWriter):
-                _reset(transport.writer)
+                reset(transport.writer)
             if transport.handler is not None:
                 transport.handler.cancel("killed")
 
@@ -407,7 +407,7 @@ class GateHandler(LiveConnectionHandler):
         self.end(Reason.INTERNAL, f"layer: {type(error).__name__}")
 
 
-def _reset(writer: asyncio.StreamWriter) -> None:
+def reset(writer: asyncio.StreamWriter) -> None:
     """End a connection by RST: a FIN would be the proper end of a body without length."""
     sock = writer.get_extra_info("socket")
     if sock is not None and sock.fileno() >= 0:

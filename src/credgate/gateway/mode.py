@@ -12,10 +12,12 @@ from mitmproxy.proxy.layers import modes
 from mitmproxy.proxy.mode_servers import AsyncioServerInstance
 from mitmproxy.proxy.mode_specs import ProxyMode
 
+from credgate.gateway.dial import Streams
 from credgate.gateway.exchange import ClientState
 from credgate.gateway.handler import GateHandler
 from credgate.gateway.hooks import Hooks
 from credgate.gateway.lane import Lane
+from credgate.gateway.tunnel import Tunnel, tunnel_for
 from credgate.runs import Listener, Run
 
 MAX_CONNECTIONS = 512  # of one run: a jail can't take the daemon's descriptors from the other runs
@@ -54,7 +56,7 @@ class CredgateInstance(AsyncioServerInstance[CredgateMode]):  # type: ignore[no-
     listener: Listener
     hooks: Hooks
     options: Options
-    handlers: dict[GateHandler, asyncio.Task[Any]]
+    handlers: dict[GateHandler | Tunnel, asyncio.Task[Any]]
 
     @classmethod
     def bind(cls, run: Run, listener: Listener, *, hooks: Hooks, options: Options) -> "CredgateInstance":
@@ -91,9 +93,7 @@ class CredgateInstance(AsyncioServerInstance[CredgateMode]):  # type: ignore[no-
             return
         # Accepted sockets inherit the listener's protocol number; where it is 0 asyncio leaves Nagle on.
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        state = ClientState(run=self.run, listener=self.listener)
-        handler = GateHandler((reader, writer), self.options, self.mode, state=state, hooks=self.hooks)
-        handler.layer = self.top_layer(handler)
+        handler = self._handler((reader, writer))
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("not in a task")
@@ -102,6 +102,16 @@ class CredgateInstance(AsyncioServerInstance[CredgateMode]):  # type: ignore[no-
             await handler.handle_client()
         finally:
             self.handlers.pop(handler, None)
+
+    def _handler(self, streams: Streams) -> GateHandler | Tunnel:
+        """What a port leads to is asked anew for each connection: a reload may have changed it."""
+        state = ClientState(run=self.run, listener=self.listener)
+        opaque = None if self.listener.proxy else tunnel_for(self.run, self.listener.port)
+        if opaque is not None:
+            return Tunnel(streams, opaque, state=state, hooks=self.hooks)
+        handler = GateHandler(streams, self.options, self.mode, state=state, hooks=self.hooks)
+        handler.layer = self.top_layer(handler)
+        return handler
 
     def cut(self, detail: str, binding: str = "") -> int:
         """End every connection at once, or those that `binding` was used on; how many they were."""

@@ -2,13 +2,15 @@
 
 import asyncio
 import logging
-from dataclasses import replace
+import time
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from credgate.gateway.exchange import ClientState, Exchange
 from credgate.gateway.floods import WINDOW, Fields, Floods
 from credgate.gateway.refusal import Refusal
 from credgate.ledger.record import LedgerError
+from rules.policy import Endpoint
 from rules.reasons import Reason
 from rules.request import Wire
 
@@ -153,6 +155,27 @@ class Records:
         for fields in self._floods.end(run):
             self._write(fields)
 
+    def tunnel(self, state: ClientState, pipe: "Pipe") -> None:
+        """Say that opaque bytes will pass; `pipe` gets the line's number."""
+        pipe.seq = self.ledger.append(
+            "tunnel", **_run_fields(state), **_pipe_fields(pipe), verdict="allow", pin=pipe.pin, detail=pipe.note
+        )
+
+    def tunnel_end(self, state: ClientState, pipe: "Pipe", *, reason: Reason | None, detail: str) -> None:
+        """Say how many did, and how it ended."""
+        self.ledger.append(
+            "tunnel",
+            run=state.run.id,
+            **_pipe_fields(pipe),
+            intent_seq=pipe.seq,
+            reason=reason.value if reason else "",
+            detail=detail,
+            pin=pipe.pin,
+            req_bytes=pipe.req_bytes,
+            resp_bytes=pipe.resp_bytes,
+            ms=int((time.monotonic() - pipe.started) * 1000),
+        )
+
     def broken_off(self, state: ClientState, sni: str) -> None:
         """Say that a client did not finish TLS with us: most often one that does not know our CA."""
         self.ledger.append(
@@ -162,6 +185,24 @@ class Records:
 
 def _pin(exchange: Exchange) -> str:
     return exchange.pin if exchange.target is None else exchange.target.pin(exchange.pin)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Pipe:
+    """What the ledger says of one opaque connection. `seq` 0: no line of it is open."""
+
+    endpoint: Endpoint
+    seq: int = 0
+    pin: str = ""
+    note: str = ""
+    req_bytes: int = 0
+    resp_bytes: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+
+def _pipe_fields(pipe: Pipe) -> dict[str, object]:
+    endpoint = pipe.endpoint
+    return {"rule": endpoint.name, "host": endpoint.host.text, "port": endpoint.port, "via": "tcp"}
 
 
 def _run_fields(state: ClientState) -> dict[str, object]:
