@@ -33,7 +33,7 @@ _EXAMPLES = """examples:
   credgate prove
   credgate prove --policy p.toml --role dev --json
 
-exit codes: 0 every guard shown, or closed by the host itself; 1 a guard not shown; 2 the policy or the role is at fault;
+exit codes: 0 every guard shown, or closed by the host itself; 1 a guard not shown; 2 policy or role at fault;
 3 this host can't
 """
 
