@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import h2.config
 import h2.connection
 import h2.events
+import h2.exceptions
 
 type Fields = list[tuple[bytes, bytes]]
 
@@ -46,7 +47,8 @@ class H2Session:
         self._writer.write(self._conn.data_to_send())
         while data := await self._reader.read(65536):
             for event in self._conn.receive_data(data):
-                await self._handle(event)
+                with contextlib.suppress(h2.exceptions.StreamClosedError):  # reset while we answer
+                    await self._handle(event)
             self._writer.write(self._conn.data_to_send())
             await self._writer.drain()
             await asyncio.sleep(self._pace)

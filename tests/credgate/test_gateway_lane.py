@@ -43,7 +43,7 @@ async def got(client: Client) -> bytes:
     """What comes within a moment."""
     data = b""
     with contextlib.suppress(TimeoutError, ConnectionError):
-        async with asyncio.timeout(0.3):
+        async with asyncio.timeout(0.15):
             while more := await client.reader.read(65536):
                 data += more
     return data
@@ -401,9 +401,7 @@ def test_neither_another_endpoint_nor_generation_nor_pin_uses_it(tmp_path: Path)
             endpoints = dict(r.run.policy.endpoints)
             endpoints["good"] = replace(endpoints["good"], ca=str(tmp_path / "none.pem"))
             r.run.policy = replace(r.run.policy, endpoints=endpoints)
-            with pytest.raises(
-                asyncio.IncompleteReadError
-            ):  # a trust store that is not there: nothing of the old serves
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
                 await once(r)
             assert r.good.connections == 3
 
