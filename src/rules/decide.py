@@ -232,7 +232,7 @@ def _by_body(bindings: tuple[Binding, ...], matches: tuple[_Match, ...], request
     return Deny(
         reason=Reason.BODY_REFUSED,
         message="The body is not what the rule allows.",
-        hint=f"the body term of rule {asking[0].name}: {why[asking[0].name]}",
+        hint=f"a body that rule {asking[0].name} takes; this one: {why[asking[0].name]}",
     )
 
 

@@ -124,7 +124,7 @@ def test_a_refused_body_never_leaves(body: bytes, tmp_path: Path) -> None:
             assert r.vault.fetched == []
             denied = r.records("deny")
             assert [d["reason"] for d in denied] == ["body_refused"] * 2
-            assert all(d["detail"].startswith("the body term of rule good.model: ") for d in denied)
+            assert all(d["detail"].startswith("a body that rule good.model takes; this one: ") for d in denied)
             assert r.records("intent") == []
             assert r.run.held == 0
 

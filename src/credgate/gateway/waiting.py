@@ -8,6 +8,7 @@ from rules.request import Request
 from rules.verdict import Deny
 
 MAX_RUN = 64 << 20  # bytes
+_MESSAGE = "The body is not what the rule allows."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,7 @@ class BodyWanted:
 
 def refused(why: str) -> Deny:
     """The refusal of a body that a rule can't be held against."""
-    return Deny(reason=Reason.BODY_REFUSED, message="The body is not what the rule allows.", hint=why)
+    return Deny(reason=Reason.BODY_REFUSED, message=_MESSAGE, hint=f"a body that the rule takes; this one: {why}")
 
 
 def promised_too_much(request: Request, limit: int) -> bool:
