@@ -7,6 +7,7 @@ import contextlib
 import os
 import platform
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from credgate.errors import CredgateError
+from credgate.limits import RunLimits
 from credgate.opening import open_session
 from credgate.parts import Ending, Parts
 from credgate.peer import Peer
@@ -21,9 +23,9 @@ from credgate.policyfile import Effective, Origin, find_for_run
 from credgate.prepare import Asked, PrepareError
 from credgate.proof import Shown
 from credgate.session import Session
-from credgate.stand import StandProcess, limits_of, survivors, words
+from credgate.stand import BURST, StandProcess, limits_of, survivors, words
 from jail.errors import JailError
-from jail.guards import Guard, needed
+from jail.guards import BY_ID, Guard, needed
 from jail.plan import Tree
 from jail.probes import DONE
 from jail.verdict import Row, State, judge
@@ -37,6 +39,8 @@ limits = { memory = "256MiB", processes = 64, open_files = 256, file_size = "128
 """
 HARMLESS = ("/usr/bin/true", "/bin/true")  # what a plan has to name; it is never executed
 ENDED = "ESRCH"
+DEADLY = "memory_shared"  # the attempt that ends the jail it is made in
+BURST_SECONDS = 20.0
 PROVED = "proved"  # of run.end: nothing was executed, so nothing has exited
 
 
@@ -165,17 +169,33 @@ class _Proving:
 
     async def _two_jails(self, guards: tuple[Guard, ...]) -> tuple[Shown, dict[str, str]]:
         async with self._jail() as neighbour:
+            neighbour.spec = replace(neighbour.spec, memory=min(neighbour.spec.memory, BURST // 2))
+            neighbour.limits = RunLimits(neighbour.limits.base, neighbour.spec)
+            neighbour.guards = (BY_ID[DEADLY],)
             _, pid = await self._start(neighbour)
             await neighbour.work.send({"op": "put_up"})
             await neighbour.expect(neighbour.work, "standing")
             async with self._jail() as session:
-                session.guards = guards
+                session.guards = tuple(guard for guard in guards if guard.id != DEADLY)
                 session.probing["neighbour"] = self.parts.stand.context["neighbour"] | {"pid": pid}
                 shown, inside = await self._try(session)
                 namespace = os.stat(f"/proc/{session.pid}/ns/pid").st_ino  # noqa: PTH116
             if inside.get("kill_tree") == DONE and not survivors(namespace):
                 inside["kill_tree"] = ENDED
+            inside[DEADLY] = await self._burst(neighbour)
         return shown, inside
+
+    async def _burst(self, session: Session) -> str:
+        """Have a jail use more memory than it may; the word is the reason that it ended for."""
+        await session.work.send({"op": "probe"})
+        async with asyncio.timeout(BURST_SECONDS):
+            tried = await session.work.recv()
+            if tried is not None and words(tried.body.get("words")).get(DEADLY) == DONE:
+                return DONE
+            if session.limits.group is not None:  # the kernel kills the one that took it, the others live on
+                return session.limits.reason(128 + signal.SIGKILL, "killed")
+            report = await session.pid1.recv()
+        return str(report.body.get("reason")) if report is not None else "crashed: no word from pid 1"
 
     @contextlib.asynccontextmanager
     async def _jail(self) -> AsyncIterator[Session]:

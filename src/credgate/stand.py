@@ -27,6 +27,7 @@ from rules.policy import Limits
 TIMEOUT = 60.0  # seconds for an answer; all controls together take about four
 SMALL = "/run"  # the smallest tmpfs of a jail, and its size
 SMALL_SIZE = 64 * MIB
+BURST = 192 * MIB  # of memory that `credgate prove` really uses, in a jail that may have half of it
 PREFIX = "s"  # of the stand's directory: as short as "control", whose path a unix socket can take
 
 
@@ -69,6 +70,7 @@ class StandProcess:
             "full": full,
             "own": own,
             "small_size": SMALL_SIZE,
+            "burst": BURST,
             "limits": {},
         }
         context = _ask(ours, request)["context"]

@@ -218,6 +218,7 @@ GUARDS: tuple[Guard, ...] = (
     _guard("tioclinux", _FILTER, "seccomp", "EPERM", "ENOTTY ENOENT"),
     # limits
     _guard("memory", "RLIMIT_DATA", "limits", "ENOMEM", "ENOMEM"),
+    _guard("memory_shared", "control group, or pid 1's sums", "limits", "oom"),
     _guard("processes", "control group, RLIMIT_NPROC", "limits", "EAGAIN", "EAGAIN"),
     _guard("open_files", "RLIMIT_NOFILE", "limits", "EMFILE", "EMFILE EPERM"),
     _guard("file_size", "RLIMIT_FSIZE", "limits", "EFBIG", "EFBIG"),

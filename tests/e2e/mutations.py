@@ -87,6 +87,10 @@ def limits_not_set() -> None:
     pid1.bring_limits = nothing
 
 
+def sums_left_out() -> None:
+    pid1.Supervisor._sum = nothing
+
+
 def core_allowed() -> None:
     kept = pid1.resource.getrlimit(pid1.resource.RLIMIT_CORE)
     if kept[1] == 0:
@@ -287,6 +291,7 @@ PID1 = {
         keyring_kept,
         dumpable,
         limits_not_set,
+        sums_left_out,
         core_allowed,
         user_namespaces_unbounded,
         descriptor_leaked,

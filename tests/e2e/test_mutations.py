@@ -71,6 +71,7 @@ PROVE: dict[str, str] = {
     "sockets_in_tree": "neighbour_tree",
     "users_terminal": "terminal",
 }
+SUMMED = "memory_shared"
 # Guards that no mutation of a launcher can take out, and where else each is seen without its guard.
 ELSEWHERE = {
     "gateway_port": "the ruleset is the berth's: tests/jail/test_firewall.py",
@@ -182,8 +183,18 @@ def test_prove_finds_it(site: Site, name: str) -> None:
     assert all(row["why"] for row in document["guards"] if row["state"] == "not shown")
 
 
+def test_sums_left_out(site: Site) -> None:
+    """Where a control group holds the memory, pid 1's sums are not what the guard stands on."""
+    document = prove(site, "sums_left_out")
+    (row,) = [row for row in document["guards"] if row["guard"] == SUMMED]
+    held = site.ledger(ev="run.start")[-1]["limits"]
+    assert (row["inside"], row["state"]) == (
+        ("done", "not shown") if "memory=summed by pid 1" in held else ("oom", "shown")
+    )
+
+
 def test_each_guard_is_flipped_by_a_mutation() -> None:
     flipped = {guard for guards, _ in PER_RUN.values() for guard in guards.split()}
-    flipped |= {guard for guards in PROVE.values() for guard in guards.split()}
+    flipped |= {guard for guards in PROVE.values() for guard in guards.split()} | {SUMMED}
     assert flipped <= set(BY_ID)
     assert {guard.id for guard in GUARDS} - flipped == set(ELSEWHERE)

@@ -45,6 +45,7 @@ ALONE = frozenset(
         "kill_tree",
         "ipv6_late",
         "memory",
+    "memory_shared",
     ]
 )
 SECONDS = 8.0  # for one child

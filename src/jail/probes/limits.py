@@ -5,10 +5,12 @@ import mmap
 import os
 import resource
 import signal
+import time
 
 from jail.probes import DONE, Attempt, Context, refuse
 
 MIB = 1 << 20
+CHUNK, PACE, KEPT = 4 * MIB, 0.02, 3.0  # seconds: whoever sums looks four times in one
 MAP_NORESERVE = 0x4000  # asm-generic/mman.h; the mmap module has it from Python 3.13 on
 
 
@@ -17,6 +19,18 @@ def memory(context: Context) -> str:
     size = context["limits"]["memory"] + 64 * MIB
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     mmap.mmap(-1, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE).close()
+    return DONE
+
+
+def memory_shared(context: Context) -> str:
+    """Fill more than the limit with shared pages, which RLIMIT_DATA doesn't see, and keep them for some seconds."""
+    kept = []
+    for _ in range(0, context["burst"], CHUNK):
+        pages = mmap.mmap(-1, CHUNK, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+        pages.write(bytes(CHUNK))
+        kept.append(pages)
+        time.sleep(PACE)
+    time.sleep(KEPT)
     return DONE
 
 
@@ -88,6 +102,7 @@ def core(_context: Context) -> str:
 
 ATTEMPTS: dict[str, Attempt] = {
     "memory": memory,
+    "memory_shared": memory_shared,
     "processes": processes,
     "open_files": open_files,
     "file_size": file_size,

@@ -32,15 +32,23 @@ def main(arguments: list[str]) -> int:
     os.set_inheritable(sock.fileno(), False)
     stand = Stand()
     try:
-        while (request := fdpass.recv(sock)) is not None:
+        while (request := _next(sock)) is not None:
             try:
                 body = stand.answer(request.body)
             except Exception as error:  # noqa: BLE001 - outermost frame: it is told, and no control counts
                 body = {"ok": False, "code": "stand", "detail": f"{type(error).__name__}: {error}"}
-            fdpass.send(sock, body)
+            with contextlib.suppress(BrokenPipeError):  # likewise: the next look ends it
+                fdpass.send(sock, body)
     finally:
         stand.clear()
     return 0
+
+
+def _next(sock: socket.socket) -> fdpass.Received | None:
+    try:
+        return fdpass.recv(sock)
+    except ConnectionResetError:  # the other end closed, with an answer of ours unread
+        return None
 
 
 class Stand:
@@ -118,6 +126,7 @@ class Stand:
             "tcp_port": 0,
             "tty_devices": sorted({os.stat(path).st_dev for path in ("/dev", "/dev/pts") if os.path.isdir(path)}),
             "limits": request["limits"],
+            "burst": request["burst"],
             "own": request["own"],
             "neighbour": {
                 "name": f"credgate-{canary}",
