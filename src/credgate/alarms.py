@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 QUIET = 10.0  # seconds between two words about one kind of alarm
-LAST_WORD = 0.2  # seconds in which the refusal that raised an alarm may still reach its client before a pause cuts
+LAST_WORD = 0.2  # seconds in which the refusal that raised an alarm may still reach its client before all is cut
 
 
 class Alarms:
@@ -35,17 +35,17 @@ class Alarms:
         """One alarm of the gateway's: ledger, message, consequence."""
         action = self._session.run.role_rule.on_alarm
         self._since[kind] += 1
-        if self._is_due(kind):
+        acted = self._act(action)  # a consequence is never without its line
+        if self._is_due(kind) or acted:
             self._record(kind, detail, action.value, self._since.pop(kind))
             self._tell(kind, detail, action.value)
-        self._act(action)
 
     def recorded(self, kind: str, detail: str) -> str:
         """One alarm that somebody else writes down; returns the word for its `verdict`."""
         action = self._session.run.role_rule.on_alarm
-        if self._is_due(kind):
+        acted = self._act(action)
+        if self._is_due(kind) or acted:
             self._tell(kind, detail, action.value)
-        self._act(action)
         return action.value
 
     def notify(self, kind: str, detail: str) -> None:
@@ -82,19 +82,24 @@ class Alarms:
         except OSError as error:
             log.info("run %s: the launcher was not told of an alarm: %s", self._session.run.id, error.strerror)
 
-    def _act(self, action: OnAlarm) -> None:
+    def _act(self, action: OnAlarm) -> bool:
+        """Do what the role chose; whether that changed anything."""
         run = self._session.run
         match action:
             case OnAlarm.NOTIFY:
-                return
+                return False
             case OnAlarm.PAUSE:
-                if not run.paused:
-                    run.paused = True
-                    asyncio.get_running_loop().call_later(LAST_WORD, self._cut)
+                if run.paused:
+                    return False
+                run.paused = True
             case OnAlarm.KILL:
+                if self.killed.is_set():
+                    return False
                 run.revoked = True
                 self.killed.set()
+        asyncio.get_running_loop().call_later(LAST_WORD, self._cut)
+        return True
 
     def _cut(self) -> None:
         for session in self._session.live():
-            session.parts.gateway.cut(session.run.id, "the run was paused")
+            session.parts.gateway.cut(session.run.id, "an alarm stopped the run")

@@ -85,6 +85,10 @@ def test_pause_refuses_everything_until_it_is_resumed(tmp_path: Path) -> None:
         await resume({"run-1": live}, "run-1")  # type: ignore[dict-item]
         assert [await code(r, "/free/a"), await code(r)] == ["", ""]
         assert [line["reason"] for line in r.records("grant")] == ["resumed"]
+        await misplace(r)  # at once again: a pause has its line, however soon
+        assert await code(r) == "paused"
+        assert [line["verdict"] for line in r.records("alarm")] == ["pause", "pause"]
+        assert len(live.told()) == 2
 
     run(tmp_path, "pause", body)
 
@@ -106,8 +110,10 @@ def test_a_pause_holds_children_too(tmp_path: Path) -> None:
 
 def test_kill_ends_the_run_and_nothing_passes_meanwhile(tmp_path: Path) -> None:
     async def body(r: Rig, live: Live) -> None:
+        open_one = await keep_alive(r, "/free/a")
         await misplace(r)
         assert live.alarms.killed.is_set()
+        assert await ended(open_one) < 1.0  # now, not when the jail is dead
         assert await code(r, "/free/a") == "revoked"
         assert r.records("alarm")[0]["verdict"] == "kill"
 
