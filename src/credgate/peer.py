@@ -2,14 +2,23 @@
 
 import array
 import asyncio
+import errno
+import logging
 import socket
 from collections.abc import Sequence
 
 from jail import fdpass
 from jail.errors import JailError
 
+log = logging.getLogger(__name__)
+
 SO_PEERGROUPS = 59  # asm-generic/socket.h; the socket module lacks it
 MAX_GROUPS = 256  # what socket.getsockopt has room for
+# What accept(2) says of the connection, or of this process and this host for the moment, and not of the listener.
+PASSING = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EINTR, errno.EPROTO}
+)
+PAUSE = 0.5  # seconds before the next try: the listener stays readable, so that trying at once would spin
 
 
 class Peer:
@@ -94,5 +103,10 @@ async def accept(listener: socket.socket) -> socket.socket:
                 await waiter
             finally:
                 loop.remove_reader(listener)
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+            log.warning("a connection could not be accepted: %s", error.strerror)
+            await asyncio.sleep(PAUSE)
         else:
             return sock

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import socket
 import ssl
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from mitmproxy.proxy import events
 
 from credgate.gateway import hooks, mode
+from credgate.gateway.crowd import Crowd
 from credgate.gateway.server import Gateway, GatewayError
 from credgate.runs import Listener, Run
 from tests.credgate.gateway_rig import DECOY, SECRET, Rig, listening, rig
@@ -177,6 +179,38 @@ def test_connections_of_a_run_are_bounded(tmp_path: Path, monkeypatch: pytest.Mo
             assert await r.tunnel(sni=None)
 
     asyncio.run(main())
+
+
+def test_the_bound_is_of_the_run_and_not_of_a_listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            monkeypatch.setattr(mode, "MAX_CONNECTIONS", 3)
+            clients = [await r.dial(port) for port in (r.proxy, r.direct, r.proxy)]
+            await asyncio.sleep(0.05)
+            for port in (r.proxy, r.direct):
+                surplus = await r.dial(port)
+                assert await surplus.rest() == b""
+            clients[1].close()
+            await asyncio.sleep(0.05)
+            assert await r.tunnel(sni=None)
+
+    asyncio.run(main())
+
+
+def test_all_runs_together_have_a_bound_too() -> None:
+    crowd = Crowd(8)
+    assert [crowd.enter("a", 512) for _ in range(3)] == [True, True, False], "a run has a quarter of it at most"
+    assert [crowd.enter(run, 512) for run in "bbccdd"] == [True] * 6
+    assert not crowd.enter("e", 512)
+    crowd.leave("a")
+    assert crowd.enter("e", 512)
+    assert not crowd.enter("a", 1), "and no more than was given"
+
+
+def test_the_bound_stays_below_the_files_that_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    for soft, most in ((1024, 256), (4096, 1280), (256, 4), (resource.RLIM_INFINITY, 349525)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
+        assert Crowd.below_the_limit()._total == most
 
 
 def test_nodelay_on_both_sides(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from mitmproxy.proxy.layers import modes
 from mitmproxy.proxy.mode_servers import AsyncioServerInstance
 from mitmproxy.proxy.mode_specs import ProxyMode
 
+from credgate.gateway.crowd import Crowd
 from credgate.gateway.dial import Streams
 from credgate.gateway.exchange import ClientState
 from credgate.gateway.handler import GateHandler
@@ -56,15 +57,16 @@ class CredgateInstance(AsyncioServerInstance[CredgateMode]):  # type: ignore[no-
     listener: Listener
     hooks: Hooks
     options: Options
+    crowd: Crowd
     handlers: dict[GateHandler | Tunnel, asyncio.Task[Any]]
 
     @classmethod
-    def bind(cls, run: Run, listener: Listener, *, hooks: Hooks, options: Options) -> "CredgateInstance":
+    def bind(cls, run: Run, listener: Listener, *, hooks: Hooks, options: Options, crowd: Crowd) -> "CredgateInstance":
         """Make the instance of one listener; `start` accepts."""
         spec = f"credgate:{run.id}/{listener.port}"
         instance = cls(CredgateMode(spec, f"{run.id}/{listener.port}", None, listener.port), _NoRegistry())
         instance.run, instance.listener, instance.hooks, instance.options = run, listener, hooks, options
-        instance.handlers = {}
+        instance.handlers, instance.crowd = {}, crowd
         return instance
 
     async def listen(self, host: str, port: int) -> list[Any]:
@@ -88,9 +90,15 @@ class CredgateInstance(AsyncioServerInstance[CredgateMode]):  # type: ignore[no-
 
     async def handle_stream(self, reader: Any, writer: Any = None) -> None:
         """Run one accepted connection to its end."""
-        if len(self.handlers) >= MAX_CONNECTIONS:
+        if not self.crowd.enter(self.run.id, MAX_CONNECTIONS):
             writer.transport.abort()
             return
+        try:
+            await self._serve(reader, writer)
+        finally:
+            self.crowd.leave(self.run.id)
+
+    async def _serve(self, reader: Any, writer: Any) -> None:
         # Accepted sockets inherit the listener's protocol number; where it is 0 asyncio leaves Nagle on.
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         handler = self._handler((reader, writer))

@@ -13,6 +13,7 @@ from mitmproxy.options import Options
 from credgate.ca import Authority
 from credgate.errors import CredgateError
 from credgate.gateway import layers
+from credgate.gateway.crowd import Crowd
 from credgate.gateway.dial import Dialler, OwnAddresses
 from credgate.gateway.expiry import Expiry
 from credgate.gateway.hooks import HOOKS, Hooks
@@ -86,6 +87,7 @@ class Gateway:
         )
         self._options: Options | None = None
         self._instances: dict[str, list[CredgateInstance]] = {}
+        self._crowd = Crowd.below_the_limit()
         self._expiry = Expiry(self._end)
 
     async def start(self) -> None:
@@ -115,7 +117,9 @@ class Gateway:
         self._instances[run.id] = made = []
         try:
             for listener in listeners:
-                instance = CredgateInstance.bind(run, listener, hooks=self._hooks, options=self._options)
+                instance = CredgateInstance.bind(
+                    run, listener, hooks=self._hooks, options=self._options, crowd=self._crowd
+                )
                 made.append(instance)
                 await instance.start()
         except OSError as error:
