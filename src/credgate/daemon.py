@@ -12,13 +12,14 @@ import json
 import logging
 import os
 import resource
+import selectors
 import signal
 import socket
 import subprocess
 import sys
 from typing import Any
 
-from credgate import ownaddresses
+from credgate import hostlimits, ownaddresses
 from credgate.ca import Authority
 from credgate.children import attach
 from credgate.errors import CredgateError
@@ -113,6 +114,7 @@ class Daemon:
             await self._refuse(peer, error)
         except OSError as error:
             log.warning("control socket: %s", error)
+            await self._refuse(peer, hostlimits.shown(error, "the daemon"))
         except Exception:
             log.exception("a control connection failed")
             await self._refuse(peer, CredgateError("internal", "the daemon failed; its log says more", exit_status=125))
@@ -212,6 +214,7 @@ def _harden() -> None:
     os.chdir("/")
     # The soft limit alone: a control of the guard against core dumps has to be able to raise it again.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    hostlimits.raise_open_files()  # keeper and resolver inherit it
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
         raise CredgateError("not_hardened", "PR_SET_DUMPABLE was refused", exit_status=EXIT_CANNOT)
@@ -362,13 +365,18 @@ def _say(ready: int, body: dict[str, object]) -> None:
     os.close(ready)
 
 
+def _loop() -> asyncio.SelectorEventLoop:
+    """With poll(2): epoll's watches are counted per user of the host, and a jail can use them all up."""
+    return asyncio.SelectorEventLoop(selectors.PollSelector())
+
+
 def main(arguments: list[str]) -> int:
     """Entry of the daemon process; errors of the start go to the one who started it, and to the log."""
     ready, idle = int(arguments[0]), float(arguments[1])
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         _harden()
-        asyncio.run(main_async(ready, idle))
+        asyncio.run(main_async(ready, idle), loop_factory=_loop)
     except* (CredgateError, JailError, ResolverError) as group:
         error = group.exceptions[0]
         while isinstance(error, BaseExceptionGroup):

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from credgate import proof
+from credgate import hostlimits, proof
 from credgate.alarms import Alarms
 from credgate.errors import CredgateError
 from credgate.evidence import Evidence
@@ -94,6 +94,11 @@ class Session:
             status = error.exit_status if isinstance(error, CredgateError) else REFUSED
             ending, self.why = Ending(status=status, reason=error.code), error.detail
             await self._tell(refused(error))
+        except OSError as error:  # this run's: a limit of the user's is used up, or the jail vanished in that moment
+            log.exception("run %s", self.run.id)
+            cause = hostlimits.shown(error, "the run")
+            ending, self.why = Ending(status=REFUSED, reason=cause.code), cause.detail
+            await self._tell(refused(cause))
         except BaseException:  # ours, and raised again: the run ends closed, and whoever waits for it is told
             if not self.ready:
                 ending = Ending(status=REFUSED, reason="internal")

@@ -6,6 +6,7 @@ counters and release, each answered in order (`jail.keeper_client` is the other 
 end.
 """
 
+import errno
 import os
 import select
 import signal
@@ -116,12 +117,27 @@ class Keeper:
         except JailError as error:
             body, fds = error.to_json(), []
         try:
-            fdpass.send(self._control, body, fds)
+            self._reply(body, fds)
         finally:
             for fd in fds:
                 os.close(fd)
         self._refill()
         return True
+
+    def _reply(self, body: Json, fds: list[int]) -> None:
+        try:
+            fdpass.send(self._control, body, fds)
+        except OSError as error:
+            if not fds or error.errno == errno.EPIPE:
+                raise
+            # unix(7): the user has too many descriptors in flight. This berth can't be handed out, the others live.
+            detail = f"the berth's descriptors: {error.strerror}"
+            hint = "a program of your user passes very many descriptors: end it"
+            number = body.get("berth")
+            if type(number) is int:
+                self._drop(number)
+            refused = JailError("berth_not_passed", detail, hint, error.errno or 0)
+            fdpass.send(self._control, refused.to_json())
 
     def _answer(self, request: Json) -> tuple[Json, list[int]]:
         match request.get("op"):

@@ -35,6 +35,8 @@ SAMPLE = 0.25  # seconds between two looks at what the jail uses
 REAPED = 64  # children looked at in a row: a workload that changes state faster than we look must not hold the rest up
 LAST_WORD = 1.0  # seconds that the daemon may take nothing, for the report of the end
 PRECISE = 4  # each so many looks also the memory files are counted
+NESTED_EACH = 4  # namespaces of each kind for each nested user namespace
+INOTIFY, INOTIFY_WATCHES = 32, 65536  # of a jail at most, and no more than a quarter of the user's
 OUTSIDE = 4  # tasks that RLIMIT_NPROC counts and this /proc doesn't show: the berth's, and the launcher's child
 
 
@@ -77,6 +79,7 @@ def prepare(plan: Plan, launcher: socket.socket, ttys: list[int]) -> tuple[int, 
     close_others()
     socket.sethostname(plan["hostname"])
     bound_user_namespaces(plan["user_namespaces"])
+    bound_watches()
     mounts.build_root(plan["mounts"])
     bring_limits(plan["limits"])
     # The session is pid 1's: were the workload its leader, its group would be orphaned, and Ctrl-Z would do nothing.
@@ -97,11 +100,38 @@ def close_others() -> None:
 
 
 def bound_user_namespaces(most: int) -> None:
-    """A second layer under seccomp: no nested user namespace even where the filter had a hole (`most` 0).
+    """A second layer under seccomp: no nested namespace even where the filter had a hole (`most` 0).
 
-    The sysctl is per user namespace and found by the opener's own; written before /proc/sys becomes read-only.
+    The sysctls are per user namespace and found by the opener's own; written before /proc/sys becomes read-only. The
+    namespaces that the jail is made of are counted already and stay. A nested user namespace (a browser's) brings
+    others with it; mount and time namespaces the filter refuses in any case.
     """
-    descriptor = os.open("/proc/sys/user/max_user_namespaces", os.O_WRONLY | os.O_CLOEXEC)
+    _bound("max_user_namespaces", most)
+    for kind in ("cgroup", "ipc", "net", "pid", "uts"):
+        _bound(f"max_{kind}_namespaces", most * NESTED_EACH)
+    for kind in ("mnt", "time"):
+        _bound(f"max_{kind}_namespaces", 0)
+
+
+def bound_watches() -> None:
+    """A part of what the kernel gives the user as a whole: or a jail takes the last, and the host's editors get none.
+
+    fanotify is refused by the filter. Epoll's watches are counted outside of any namespace and can't be bound so.
+    """
+    _bound("max_fanotify_groups", 0)
+    _bound("max_fanotify_marks", 0)
+    for name, most in (("instances", INOTIFY), ("watches", INOTIFY_WATCHES)):
+        with open(f"/proc/sys/fs/inotify/max_user_{name}", "rb") as file:  # noqa: PTH123 - pathlib costs 14 ms here
+            _bound(f"max_inotify_{name}", min(most, int(file.read()) // 4))
+
+
+def _bound(name: str, most: int) -> None:
+    try:
+        descriptor = os.open(f"/proc/sys/user/{name}", os.O_WRONLY | os.O_CLOEXEC)
+    except FileNotFoundError:  # a kernel built without it, or older than it: nothing to bound
+        if name == "max_user_namespaces":
+            raise
+        return
     os.write(descriptor, b"%d" % most)
     os.close(descriptor)
 
@@ -120,6 +150,10 @@ def bring_limits(limits: Plan) -> None:
         (resource.RLIMIT_RTPRIO, 0),
     ):
         _, hard = resource.getrlimit(kind)
+        if kind == resource.RLIMIT_NOFILE and hard != resource.RLIM_INFINITY:
+            # unix(7): the user's descriptors in flight are compared with the sender's own limit. Where a jail's is
+            # the daemon's, a jail can use up what the daemon may.
+            hard -= hard // 4
         bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (bound, bound))
 

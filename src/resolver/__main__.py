@@ -1,6 +1,7 @@
 """python -I -m resolver FD: serve until the control socket FD closes. FD is a unix SOCK_SEQPACKET socket."""
 
 import asyncio
+import selectors
 import socket
 import sys
 
@@ -17,7 +18,8 @@ def main(argv: list[str]) -> int:
     try:
         control = socket.socket(fileno=int(argv[1]))
         confine()
-        asyncio.run(_serve(control))
+        # poll(2): epoll's watches are counted per user of the host, and a jail can use them all up.
+        asyncio.run(_serve(control), loop_factory=lambda: asyncio.SelectorEventLoop(selectors.PollSelector()))
     except ResolverError as error:
         print(f"error: resolver: {error.detail}\nhint: {error.hint or error.code}", file=sys.stderr)  # noqa: T201
         return 1

@@ -54,10 +54,11 @@ class Control:
             order = _order(data)
             names = {"op": order["op"], "run": order["run"]}
             await self._carry_out(order, socks)
-        except ResolverError as error:
+        except (ResolverError, OSError) as error:  # OSError: no more room in the kernel for this run
             for sock in socks:
                 sock.close()
-            self._outbox.reply({"ok": False, **names, "code": error.code, "detail": error.detail})
+            code, detail = (error.code, error.detail) if isinstance(error, ResolverError) else ("os_error", str(error))
+            self._outbox.reply({"ok": False, **names, "code": code, "detail": detail})
         else:
             self._outbox.reply({"ok": True, **names})
         return True

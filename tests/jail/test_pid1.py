@@ -1,5 +1,7 @@
 """pid 1 in a pid namespace of the test's own: what it reports, and that it ends everything."""
 
+import ctypes
+import errno
 import os
 import resource
 import signal
@@ -266,4 +268,61 @@ def test_limits_are_brought_and_never_raised() -> None:
         kinds = (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_DATA)
         return [resource.getrlimit(kind) for kind in kinds]
 
-    assert attempt(action).value == [[0, 0], [32, 32], [1 << 20, 1 << 20], [1 << 30, 1 << 30]]
+    # A quarter of the open files stays the daemon's, whose limit is the whole: what is in flight is compared with it.
+    assert attempt(action).value == [[0, 0], [24, 24], [1 << 20, 1 << 20], [1 << 30, 1 << 30]]
+
+
+def inotify_instances() -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    for made in range(200):
+        if libc.inotify_init() < 0:
+            return made if ctypes.get_errno() == errno.EMFILE else -ctypes.get_errno()
+    return 200
+
+
+def without_limit_of_files() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    own.user_namespace()
+
+
+def test_a_jail_takes_a_part_of_the_users_inotify_instances() -> None:
+    def bounded() -> object:
+        without_limit_of_files()
+        pid1.bound_watches()
+        return inotify_instances()
+
+    def free() -> object:
+        without_limit_of_files()
+        return inotify_instances()
+
+    control, got = attempt(free, uid=USERS[-1]).value, attempt(bounded, uid=USERS[-1]).value
+    assert isinstance(control, int)
+    assert isinstance(got, int)
+    assert 0 < got <= pid1.INOTIFY < control
+
+
+KINDS = {
+    "cgroup": 0x02000000,
+    "ipc": 0x08000000,
+    "net": 0x40000000,
+    "pid": 0x20000000,
+    "uts": 0x04000000,
+    "mnt": 0x20000,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("most", [0, 64])
+def test_no_other_namespace_either_where_no_user_namespace_may_be(kind: str, most: int) -> None:
+    def made() -> object:
+        own.user_namespace()
+        pid1.bound_user_namespaces(most)
+        os.unshare(KINDS[kind])
+        return "made"
+
+    outcome = attempt(made, uid=USERS[-1])
+    if most == 0 or kind == "mnt":
+        assert outcome.errno == errno.ENOSPC
+    else:
+        assert outcome.value == "made"  # control: it is the number that refuses

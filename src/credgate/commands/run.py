@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 
-from credgate import controlclient
+from credgate import controlclient, hostlimits
 from credgate.errors import CredgateError, print_error
 from credgate.paths import Places
 from credgate.stdio import check_standard
@@ -67,7 +67,11 @@ def main(argv: list[str]) -> int:
             become_user(options.user, argv, "run")
         elif options.user:
             raise CredgateError("not_root", "--user is for root alone", "leave it out", CANNOT)
+        hostlimits.raise_open_files()
         return Launch(options, command).run()
+    except OSError as error:
+        print_error(hostlimits.shown(error, "credgate run"))
+        return CANNOT
     except (CredgateError, JailError) as error:
         shown = error if isinstance(error, CredgateError) else CredgateError(error.code, error.detail, error.hint)
         print_error(shown)
