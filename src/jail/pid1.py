@@ -80,7 +80,9 @@ def prepare(plan: Plan, launcher: socket.socket, ttys: list[int]) -> tuple[int, 
     socket.sethostname(plan["hostname"])
     bound_user_namespaces(plan["user_namespaces"])
     bound_watches()
-    mounts.build_root(plan["mounts"])
+    mount_namespaces = _opened("max_mnt_namespaces")
+    mounts.build_root(plan["mounts"])  # open_tree(2) makes one for each copy
+    _write(mount_namespaces, 0)
     bring_limits(plan["limits"])
     # The session is pid 1's: were the workload its leader, its group would be orphaned, and Ctrl-Z would do nothing.
     os.setsid()
@@ -104,13 +106,12 @@ def bound_user_namespaces(most: int) -> None:
 
     The sysctls are per user namespace and found by the opener's own; written before /proc/sys becomes read-only. The
     namespaces that the jail is made of are counted already and stay. A nested user namespace (a browser's) brings
-    others with it; mount and time namespaces the filter refuses in any case.
+    others with it; mount and time namespaces the filter refuses in any case (those of mounts are bounded later).
     """
     _bound("max_user_namespaces", most)
     for kind in ("cgroup", "ipc", "net", "pid", "uts"):
         _bound(f"max_{kind}_namespaces", most * NESTED_EACH)
-    for kind in ("mnt", "time"):
-        _bound(f"max_{kind}_namespaces", 0)
+    _bound("max_time_namespaces", 0)
 
 
 def bound_watches() -> None:
@@ -126,14 +127,22 @@ def bound_watches() -> None:
 
 
 def _bound(name: str, most: int) -> None:
+    _write(_opened(name), most)
+
+
+def _opened(name: str) -> int:
     try:
-        descriptor = os.open(f"/proc/sys/user/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        return os.open(f"/proc/sys/user/{name}", os.O_WRONLY | os.O_CLOEXEC)
     except FileNotFoundError:  # a kernel built without it, or older than it: nothing to bound
         if name == "max_user_namespaces":
             raise
-        return
-    os.write(descriptor, b"%d" % most)
-    os.close(descriptor)
+        return -1
+
+
+def _write(descriptor: int, most: int) -> None:
+    if descriptor >= 0:
+        os.write(descriptor, b"%d" % most)
+        os.close(descriptor)
 
 
 def bring_limits(limits: Plan) -> None:
