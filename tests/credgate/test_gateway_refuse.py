@@ -261,6 +261,21 @@ def test_neither_tls_nor_http(data: bytes, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_what_follows_a_broken_hello(tmp_path: Path) -> None:
+    """In a piece of its own: mitmproxy's layer would fail on it, which the ledger would call our fault."""
+
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            for client in (await r.dial(r.direct), await r.tunnel(sni=None)):
+                client.writer.write(b"\x16\x03\x01\x00\x05hello")
+                client.writer.write(bytes(200_000))
+                assert await client.rest() == b""
+            assert set(r.reasons()) == {"not_http"}
+            assert r.untouched
+
+    asyncio.run(main())
+
+
 def test_tls_inside_tls(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as r:

@@ -418,7 +418,9 @@ def main(argv: list[str]) -> int:
     for line in fuzzer.lines.report():
         print(f"  {line}")
     if violation is not None:
-        print(f"violated: {violation}\n  case {total}: {fuzzer.case}")
+        with tempfile.NamedTemporaryFile("w", prefix="credgate-fuzz-", suffix=".txt", delete=False) as file:
+            file.write(f"{violation}\n{fuzzer.case}\n")
+        print(f"violated: {violation}\n  case {total} is in {file.name}")
     return 0 if violation is None else 1
 
 

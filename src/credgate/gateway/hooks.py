@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from mitmproxy.connection import Client, Server
 from mitmproxy.http import Headers, HTTPFlow
 from mitmproxy.proxy.layer import NextLayer
-from mitmproxy.proxy.layers import ClientTLSLayer
 from mitmproxy.proxy.layers.http import HTTPMode
 from mitmproxy.proxy.server_hooks import ServerConnectionHookData
 from mitmproxy.tls import TlsData
@@ -22,7 +21,7 @@ from credgate.gateway.exchange import ClientState, Exchange, Target, exchange_of
 from credgate.gateway.http1 import BadHead
 from credgate.gateway.judge import Judge, apply, wire_of
 from credgate.gateway.lane import Lane
-from credgate.gateway.layers import Closer, http_layer
+from credgate.gateway.layers import Closer, GateClientTls, http_layer
 from credgate.gateway.link import Pool
 from credgate.gateway.steps import Steps, Timeouts
 from credgate.gateway.turn import Turn
@@ -102,7 +101,7 @@ class Hooks:
             return
         if data[0] == 0x16 and not context.client.tls:
             handler.expect_progress(self.timeouts.tls)
-            nextlayer.layer = ClientTLSLayer(context)
+            nextlayer.layer = GateClientTls(context)
         elif context.client.alpn == b"h2":
             handler.progressed()
             nextlayer.layer = handler.http = http_layer(context, HTTPMode.transparent)

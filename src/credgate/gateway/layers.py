@@ -12,6 +12,7 @@ from mitmproxy.http import Headers, Response
 from mitmproxy.net.http.validate import validate_headers
 from mitmproxy.proxy import commands, events, layer
 from mitmproxy.proxy.context import Context
+from mitmproxy.proxy.layers import ClientTLSLayer
 from mitmproxy.proxy.layers import http as mitm
 from mitmproxy.proxy.layers.http import HTTPMode
 from mitmproxy.proxy.layers.http._events import (
@@ -226,6 +227,15 @@ class GateStream(mitm.HttpStream):
         self.flow.live = False
         self.client_state = self.server_state = self.state_errored
         yield mitm.DropStream(self.stream_id)
+
+
+class GateClientTls(ClientTLSLayer):
+    """TLS towards the jail. What follows bytes that were no ClientHello is dropped: mitmproxy's own fails on it."""
+
+    def receive_data(self, data: bytes) -> Commands:
+        """Pass decrypted bytes on."""
+        if self.tls is not None:
+            yield from super().receive_data(data)
 
 
 class Closer(layer.Layer):
