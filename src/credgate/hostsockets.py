@@ -109,7 +109,8 @@ def is_bound(path: str) -> bool:
     """Whether a process of any network namespace holds the socket of this file.
 
     A datagram socket asks: connecting sends nothing, and to a socket of another type it ends in EPROTOTYPE before that
-    one hears of it. What neither answers "nobody" nor is gone counts as bound (EACCES: its owner can change its mode).
+    one hears of it. EACCES is a closed door, but for the file's owner, who can change its mode. What else neither
+    answers "nobody" nor is gone counts as bound.
     """
     try:
         where = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # noqa: PTH120 - surrogates
@@ -120,11 +121,20 @@ def is_bound(path: str) -> bool:
             asking.setblocking(False)
             # sun_path has 108 bytes, and a name may have all of a path's: the descriptor makes it short.
             asking.connect(f"/proc/self/fd/{where}/{os.path.basename(path)}")  # noqa: PTH119
+    except PermissionError:
+        return _is_mine(path)
     except OSError as error:
         return error.errno not in (errno.ECONNREFUSED, errno.ENOENT, errno.ENOTDIR)
     finally:
         os.close(where)
     return True
+
+
+def _is_mine(path: str) -> bool:
+    try:
+        return os.lstat(path).st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False
 
 
 # While it runs

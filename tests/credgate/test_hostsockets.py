@@ -103,6 +103,17 @@ def test_a_socket_of_another_network_namespace(there: Path) -> None:
     assert told == [str(there / "a/deep/s"), []], "control: the kernel's table of this namespace does not have it"
 
 
+@pytest.mark.needs("root")
+def test_a_closed_door_counts_for_the_owner_alone(there: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind("s")
+        Path("s").chmod(0o600)
+        assert attempt(lambda: first_bound([str(there)]), uid=USERS[-1]).value == ""
+        os.chown("s", USERS[-1], -1)
+        Path("s").chmod(0)
+        assert attempt(lambda: first_bound([str(there)]), uid=USERS[-1]).value == str(there / "a/deep/s")
+
+
 def test_a_long_path(there: Path) -> None:
     deep = there
     for _ in range(8):

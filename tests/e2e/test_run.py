@@ -350,6 +350,7 @@ def test_a_tree_with_a_listening_socket_is_refused(site: Site) -> None:
 
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(site.work / "sock"))
+        site.own(site.work / "sock")
         try:
             bound = site.run("true")
             sock.listen()
