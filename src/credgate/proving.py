@@ -168,14 +168,10 @@ class _Proving:
         return shown, judge(guards, shown.groups, inside, controls.result())
 
     async def _two_jails(self, guards: tuple[Guard, ...]) -> tuple[Shown, dict[str, str]]:
+        # Both are asked for before either has anything to show: a socket in the tree would refuse the second.
         async with self._jail() as neighbour:
-            neighbour.spec = replace(neighbour.spec, memory=min(neighbour.spec.memory, BURST // 2))
-            neighbour.limits = RunLimits(neighbour.limits.base, neighbour.spec)
-            neighbour.guards = (BY_ID[DEADLY],)
-            _, pid = await self._start(neighbour)
-            await neighbour.work.send({"op": "put_up"})
-            await neighbour.expect(neighbour.work, "standing")
             async with self._jail() as session:
+                pid = await self._neighbour(neighbour)
                 session.guards = tuple(guard for guard in guards if guard.id != DEADLY)
                 session.probing["neighbour"] = self.parts.stand.context["neighbour"] | {"pid": pid}
                 shown, inside = await self._try(session)
@@ -184,6 +180,16 @@ class _Proving:
                 inside["kill_tree"] = ENDED
             inside[DEADLY] = await self._burst(neighbour)
         return shown, inside
+
+    async def _neighbour(self, session: Session) -> int:
+        """Start the other jail, with little memory, and have it put up what is to be reached. Its workload's pid."""
+        session.spec = replace(session.spec, memory=min(session.spec.memory, BURST // 2))
+        session.limits = RunLimits(session.limits.base, session.spec)
+        session.guards = (BY_ID[DEADLY],)
+        _, pid = await self._start(session)
+        await session.work.send({"op": "put_up"})
+        await session.expect(session.work, "standing")
+        return pid
 
     async def _burst(self, session: Session) -> str:
         """Have a jail use more memory than it may; the word is the reason that it ended for."""

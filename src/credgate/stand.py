@@ -4,6 +4,7 @@ Blocking calls, meant for `asyncio.to_thread`. A control says something about th
 the cheap ones are kept for the daemon's lifetime. `credgate prove` starts a stand of its own and runs them anew.
 """
 
+import contextlib
 import secrets
 import shutil
 import socket
@@ -90,6 +91,8 @@ class StandProcess:
 
     def stop(self) -> None:
         """End it; its stand-ins are cleared away."""
+        with contextlib.suppress(OSError):  # closed after a failure
+            self._sock.shutdown(socket.SHUT_RDWR)  # a thread may be waiting for an answer
         self._sock.close()
         try:
             self._process.wait(TIMEOUT)

@@ -127,9 +127,9 @@ def test_killed_in_the_middle(site: Site) -> None:
     for pid in descendants(process.pid):
         os.kill(pid, signal.SIGKILL)
     process.wait()
-    wait_for(lambda: len(site.ledger(ev="run.end")) == before + 2, "the end of both")
-    wait_for(lambda: not list(Path("/tmp").glob("credgate-prove-*")), "the trees to go")
-    wait_for(lambda: len(directories(site)) == 1, "the stand to go")
+    wait_for(lambda: len(site.ledger(ev="run.end")) == before + 2, "the end of both", 60)
+    wait_for(lambda: not list(Path("/tmp").glob("credgate-prove-*")), "the trees to go", 60)
+    wait_for(lambda: len(directories(site)) == 1, "the stand to go", 60)
     assert site.run("true").returncode == 0
 
 
