@@ -9,6 +9,7 @@ end.
 import errno
 import os
 import select
+import selectors
 import signal
 import socket
 import sys
@@ -268,6 +269,9 @@ def main(arguments: list[str]) -> int:
         return 2
     with socket.socket(fileno=int(arguments[0])) as control:
         control.set_inheritable(False)
+        # pyroute2 makes loops of its own in the holders. Epoll's watches are counted per user of the host, and a jail
+        # can use them all up; poll(2) needs none.
+        selectors.DefaultSelector = selectors.PollSelector  # type: ignore[misc, assignment]
         try:
             Keeper(control).serve()
         except JailError as error:

@@ -118,6 +118,17 @@ def test_no_loop_of_ours_needs_the_users_epoll_watches(monkeypatch: pytest.Monke
         loop.close()
 
 
+def test_the_berths_loops_need_none_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(selectors, "DefaultSelector", selectors.DefaultSelector)  # put back afterwards
+    monkeypatch.setattr(keeper.Keeper, "serve", lambda _self: made.append(asyncio.new_event_loop()))
+    ours, theirs = fdpass.pair()
+    assert keeper.main([str(theirs.detach())]) == 0
+    ours.close()
+    assert isinstance(made[0]._selector, selectors.PollSelector)
+    made[0].close()
+
+
 def test_a_berth_that_can_not_be_passed_is_ended_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = fdpass.pair()
     one = keeper.Keeper(theirs)
