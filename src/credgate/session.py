@@ -116,6 +116,10 @@ class Session:
         )
         listeners = [Listener(sock=s, port=p, proxy=p == berth.proxy_port) for p, s in berth.tcp.items()]
         await self.parts.gateway.serve(run, listeners)
+        await self.parts.gateway.publish(run, run.role_rule.publish, self._socket_inside)
+
+    async def _socket_inside(self) -> socket.socket:
+        return await asyncio.to_thread(self.parts.keeper.jail_socket, self.berth.id)
 
     async def hand_over(self) -> None:
         """Send the plan and the berth to the launcher, which starts the jail."""

@@ -41,7 +41,10 @@ def hold(sock: socket.socket, open_firewall: firewall.Open, keeper: int) -> None
             body, fds = berth.answer(request.body)
         except JailError as error:
             body, fds = error.to_json(), []
-        fdpass.send(sock, body, fds)
+        try:
+            fdpass.send(sock, body, fds)
+        finally:
+            berth.passed()
 
 
 class _Berth:
@@ -59,6 +62,7 @@ class _Berth:
         network.connect(self._gate)
         network.bring_up(INSIDE)
         network.enter(self._gate)
+        self._passing: socket.socket | None = None
         self._ports = {DNS, HTTP, HTTPS, PROXY}
         firewall.apply(self._firewall, self._ports)  # before gw0 is up
         network.bring_up(GATE)
@@ -75,8 +79,30 @@ class _Berth:
                 return self._facts(), []
             case "counters":
                 return {"ok": True, "counters": firewall.counters(self._listing())}, []
+            case "socket":
+                return {"ok": True}, [self._inside()]
             case other:
-                raise JailError("keeper_request", f"got op {other!r}, expected claim, facts or counters")
+                raise JailError("keeper_request", f"got op {other!r}, expected claim, facts, counters or socket")
+
+    def _inside(self) -> int:
+        """A socket of J, not connected: whoever gets it dials what listens in the jail (`publish`).
+
+        No firewall and no route is changed for that: the bytes stay on J's own loopback.
+        """
+        network.enter(self._jail)
+        try:
+            self._passing = network.outgoing()
+        except OSError as error:
+            raise JailError("berth_sockets", f"tcp: {error.strerror}", "", error.errno or 0) from error
+        finally:
+            network.enter(self._gate)
+        return self._passing.fileno()
+
+    def passed(self) -> None:
+        """Close what was made for the last answer alone."""
+        if self._passing is not None:
+            self._passing.close()
+            self._passing = None
 
     def _claim(self, extra: set[int]) -> tuple[Json, list[int]]:
         # An endpoint may live on the proxy's usual port: the proxy then moves, since one socket is one or the other.

@@ -150,12 +150,15 @@ class Keeper:
                 return self._berth(request)[1].ask({"op": "facts"}).body, []
             case "counters":
                 return self._berth(request)[1].ask({"op": "counters"}).body, []
+            case "socket":
+                got = self._berth(request)[1].ask({"op": "socket"})
+                return got.body, got.fds
             case "release":
                 self._drop(self._berth(request)[0])
                 return {"ok": True}, []
             case other:
                 raise JailError(
-                    "keeper_request", f"got op {other!r}, expected start, claim, facts, counters or release"
+                    "keeper_request", f"got op {other!r}, expected start, claim, facts, counters, socket or release"
                 )
 
     def _start(self, request: Json) -> Json:

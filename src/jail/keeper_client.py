@@ -129,6 +129,14 @@ class KeeperProcess:
             raise JailError("keeper_answer", "got an answer without counters")
         return {str(name): int(packets) for name, packets in found.items()}
 
+    def jail_socket(self, berth: int) -> socket.socket:
+        """A TCP socket of a claimed berth's jail namespace, unconnected and non-blocking. Raises JailError."""
+        got = self._ask({"op": "socket", "berth": berth})
+        if len(got.fds) != 1:
+            got.close()
+            raise JailError("keeper_answer", f"got {len(got.fds)} descriptors, expected one socket")
+        return _socket(got.fds.pop(), socket.SOCK_STREAM)
+
     def release(self, berth: int) -> None:
         """End a berth's holder; it is never handed out again. The caller closes its own descriptors. JailError."""
         self._ask({"op": "release", "berth": berth}).close()

@@ -68,6 +68,13 @@ def listen(port: int) -> socket.socket:
     return sock
 
 
+def outgoing() -> socket.socket:
+    """A TCP socket of the namespace that this process is in, unconnected and non-blocking. OSError."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC, socket.IPPROTO_TCP)
+    sock.setblocking(False)
+    return sock
+
+
 def datagrams(port: int) -> socket.socket:
     """In G: a UDP socket bound to the gateway's address. Raises OSError."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_UDP)

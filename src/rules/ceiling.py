@@ -60,10 +60,17 @@ def _check_role(report: Report, policy: Policy, role: Role, ceiling: Policy, abo
     if role.workdir is Workdir.WRITE and above.workdir is not Workdir.WRITE:
         report.add(f"{where}.workdir", f'got "write", the ceiling\'s role {above.name} has "{above.workdir}"', _HINT)
     _check_switches(report, role, above)
+    _check_lists(report, where, role, above)
+
+
+def _check_lists(report: Report, where: str, role: Role, above: Role) -> None:
     for key, mine, theirs in (("tools", role.tools, above.tools), ("read", role.read, above.read)):
         for path in mine:
             if not any(_below(path, outer) for outer in theirs):
                 report.add(f"{where}.{key}", f"{show(path)} is in none of the ceiling's {key}", _HINT)
+    for port in role.publish:
+        if port not in above.publish:
+            report.add(f"{where}.publish", f"{port} is not in the ceiling's publish", _HINT)
     for name in role.env:
         if name not in above.env:
             report.add(f"{where}.env", f"{name} is not in the ceiling's env", _HINT)

@@ -109,6 +109,7 @@ def _jail(role: Role) -> Iterator[str]:
         for value in values:
             yield f"{key}: {value}"
     yield from (f"{switch}: true" for switch in role.switches())
+    yield from (f"publish: {port}" for port in role.publish)
     yield from (f"children: {child}" for child in role.children)
     limits = role.limits
     yield (

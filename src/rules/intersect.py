@@ -40,6 +40,7 @@ def intersect(child: Role, parent: Role, policy: Policy) -> Role:
         env=_common(child.env, parent.env),
         allow_debug=child.allow_debug and parent.allow_debug,
         allow_userns=child.allow_userns and parent.allow_userns,
+        publish=(),  # a port of the host is one program's, and the parent was asked about its own
         children=child.children,  # each of them is intersected with this role again
         deadline=smaller(child.deadline, parent.deadline),
         limits=least(child.limits, parent.limits),

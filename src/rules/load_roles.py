@@ -11,9 +11,10 @@ from rules.tables import NOT_YET, Table, closest, show
 
 ROLE_KEYS = (
     *("bindings", "endpoints", "workdir", "tools", "read", "env", "deadline", "limits", "on_alarm"),
-    *("allow_debug", "allow_userns", "children", "budget"),
+    *("allow_debug", "allow_userns", "publish", "children", "budget"),
 )
-ROLE_LATER = ("state", "readonly", "hide", "show", "publish", "approve")
+ROLE_LATER = ("state", "readonly", "hide", "show", "approve")
+_FIRST_FREE, _LAST_PORT, _MAX_PUBLISHED = 1024, 65535, 16
 LIMIT_KEYS = ("memory", "processes", "open_files", "cpu", "file_size")
 TEST_KEYS = ("role", "method", "url", "verdict", "reason", "rule")
 BUDGET_KEYS = ("requests", "bytes_out")
@@ -35,6 +36,7 @@ def _role(name: str, table: Table) -> Role:
         env=_env(table),
         allow_debug=table.flag("allow_debug", default=False),
         allow_userns=table.flag("allow_userns", default=False),
+        publish=_ports(table),
         children=table.texts("children"),
         deadline=_duration(table, "deadline", 0) or None,
         limits=_limits(table.table("limits", known=LIMIT_KEYS)),
@@ -67,6 +69,21 @@ def _paths(table: Table, key: str) -> tuple[str, ...]:
         elif len([p for p in parts[1:] if p not in ("", ".")]) == 0:
             table.report.add(where, f"got {show(path)}, which would bind everything", "name the files that are needed")
     return paths
+
+
+def _ports(table: Table) -> tuple[int, ...]:
+    """Ports of `publish`. Below 1024 the host lets only root listen, and the daemon is the user's."""
+    ports: list[int] = []
+    for i, port in enumerate(table.numbers("publish")):
+        if not _FIRST_FREE <= port <= _LAST_PORT:
+            table.report.add(f"{table.at('publish')}[{i}]", f"got {port}, expected {_FIRST_FREE} to {_LAST_PORT}")
+        elif port in ports:
+            table.report.add(f"{table.at('publish')}[{i}]", f"{port} stands there twice", "take one out")
+        else:
+            ports.append(port)
+    if len(ports) > _MAX_PUBLISHED:
+        table.fault("publish", f"got {len(ports)} ports, expected at most {_MAX_PUBLISHED}")
+    return tuple(ports)
 
 
 def _env(table: Table) -> tuple[str, ...]:

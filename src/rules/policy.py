@@ -248,6 +248,7 @@ class Role:
     env: tuple[str, ...] = ()
     allow_debug: bool = False  # ptrace and its like, among the jail's own processes
     allow_userns: bool = False  # user namespaces below the jail's: a browser's own sandbox
+    publish: tuple[int, ...] = ()  # ports inside that are reachable on the host's loopback
     children: tuple[str, ...] = ()  # roles that a child run may ask for
     deadline: int | None = None  # wall-clock seconds
     limits: Limits = field(default_factory=Limits)

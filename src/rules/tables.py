@@ -177,6 +177,21 @@ class Table:
                 out.append(value)
         return out
 
+    def numbers(self, key: str) -> tuple[int, ...]:
+        """Read an array of integers."""
+        values = self._typed(key, list, "an array of integers", [], required=False)
+        if len(values) > MAX_ITEMS:
+            self.fault(key, f"got {len(values)} entries, expected at most {MAX_ITEMS}")
+            return ()
+        found: list[int] = []
+        for i, value in enumerate(values):
+            if isinstance(value, int) and not isinstance(value, bool):
+                found.append(value)
+            else:
+                where = f"{self.at(key)}[{i}]"
+                self.report.add(where, f"got {kind_of(value)} ({show(value)}), expected an integer")
+        return tuple(found)
+
     def mapping(self, key: str) -> "tuple[tuple[str, object], ...]":
         """Read a table whose keys are the user's own, at most MAX_ITEMS."""
         raw = self._typed(key, dict, "a table", {}, required=False)

@@ -51,5 +51,7 @@ def _role(role: Role) -> Iterator[tuple[str, str]]:
         yield f"{where}.read", "bind files of the host"
     if role.tools:
         yield f"{where}.tools", "bind install trees of the host"
+    if role.publish:
+        yield f"{where}.publish", "open a port of the host's loopback"
     for switch in role.switches():
         yield f"{where}.{switch}", "open what the jail closes"

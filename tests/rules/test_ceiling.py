@@ -195,6 +195,13 @@ WIDER: dict[str, tuple[str, str, str]] = {
         "endpoint.site.allow",
     ),
     "slash": ('paths = ["/guide/**"]', 'paths = ["/guide/**"]\nencoded_slash = true', "endpoint.site.allow"),
+    "upgrade": ('paths = ["/guide/**"]', 'paths = ["/guide/**"]\nupgrade = true', "endpoint.site.allow"),
+    "proxy": (
+        "[endpoint.site]",
+        '[proxy.p]\nhost = "p.example.org"\nport = 1\n[endpoint.site]\nproxy = "p"',
+        "endpoint.site.proxy",
+    ),
+    "publish": ('env = ["TERM"]', 'env = ["TERM"]\npublish = [3000]', "role.dev.publish"),
     "source": ('"keyring:credgate/github"', '"env:HOME"', "binding.github.secret"),
     "place": ('"header:authorization"', '"header:x-api-key"', "binding.github.place binding.github.format"),
     "format": (
@@ -211,6 +218,48 @@ WIDER: dict[str, tuple[str, str, str]] = {
     "read": ('"~/.gitconfig"', '"~/.ssh/config"', "role.dev.read"),
     "env": ('env = ["TERM"]', 'env = ["EDITOR"]', "role.dev.env"),
 }
+
+
+SPKI = 'spki = ["sha256/AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="'
+OTHER_PIN = SPKI.replace("AAA=", "AAE=").removeprefix("spki = [")
+DOCS = 'host = "**.docs.example.org"'
+SITE = 'host = "a.docs.example.org"'
+
+
+@pytest.mark.parametrize(
+    ("mine", "fits"),
+    [("", False), (f"{SPKI}]", True), (f"{SPKI}, {OTHER_PIN}]", False), (f"spki = [{OTHER_PIN}]", False)],
+)
+def test_pinned_keys_stay_pinned(mine: str, fits: bool) -> None:
+    ceiling = CEILING.replace(DOCS, f"{DOCS}\n{SPKI}]")
+    policy = load(POLICY.replace(SITE, f"{SITE}\n{mine}"))
+    if fits:
+        narrow(policy, load(ceiling))
+    else:
+        with pytest.raises(PolicyError, match="spki"):
+            narrow(policy, load(ceiling))
+
+
+def test_an_opaque_port_is_opened_only_under_a_ceiling_that_opens_it() -> None:
+    table = '[endpoint.db]\nhost = "a.docs.example.org"\nprotocol = "tcp"\nlisten = 5432\n'
+    mine = f'version = 1\n{table}[role.dev]\nendpoints = ["db"]\n'
+    assert above(mine) == {"endpoint.db"}
+    opened = CEILING.replace('endpoints = ["docs"]', 'endpoints = ["docs", "db"]').replace(
+        "[endpoint.docs]", f"{table}[endpoint.docs]"
+    )
+    narrow(load(mine), load(opened))
+    with pytest.raises(PolicyError, match="listen = 5433"):
+        narrow(load(mine.replace("5432", "5433")), load(opened))
+
+
+def test_the_ceilings_proxy_has_to_be_gone_through() -> None:
+    proxy = '[proxy.p]\nhost = "p.example.org"\nport = 1\nsecret = "github"\nuser = "u"\n'
+    through = [text.replace(host, f'{host}\nproxy = "p"') + proxy for text, host in ((CEILING, DOCS), (POLICY, SITE))]
+    narrow(load(through[1]), load(through[0]))
+    with pytest.raises(PolicyError, match="proxy"):
+        narrow(load(POLICY), load(through[0]))
+    with pytest.raises(PolicyError, match="proxy"):
+        narrow(load(through[1].replace("port = 1", "port = 2")), load(through[0]))
 
 
 @pytest.mark.parametrize("name", WIDER)

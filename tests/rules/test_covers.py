@@ -5,9 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rules.covers import covers_address, covers_host, covers_path, covers_rule, overlaps, strictness
+from rules.fieldpaths import FieldPath
 from rules.hosts import HostPattern
 from rules.paths import PathPattern
-from rules.policy import AllowRule, Foreign
+from rules.policy import AllowRule, BodyTerm, BodyType, FieldTest, Foreign
 
 
 @pytest.mark.parametrize(
@@ -135,3 +136,51 @@ def test_addresses() -> None:
 
 def test_deny_is_the_strictest() -> None:
     assert strictness(Foreign.DENY) < strictness(Foreign.STRIP) < strictness(Foreign.ALLOW)
+
+
+def bodied(body: BodyTerm | None, *, upgrade: bool = False) -> AllowRule:
+    return AllowRule(id="r", methods=frozenset({"POST"}), paths=(PathPattern.parse("/m"),), body=body, upgrade=upgrade)
+
+
+def term(kind: BodyType = BodyType.JSON, **kw: object) -> BodyTerm:
+    tests = tuple(FieldTest(path=FieldPath.parse(p), values=v) for p, v in kw.pop("tests", {}).items())  # type: ignore[attr-defined]
+    return BodyTerm(**{"type": kind, "max": 100, "tests": tests, **kw})  # type: ignore[arg-type]
+
+
+OPERATIONS = {name: term(BodyType.GRAPHQL, operations=frozenset({name})) for name in ("query.a", "query.b", "query.*")}
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "expected"),
+    [
+        (None, term(), True),
+        (term(), None, False),
+        (term(), term(), True),
+        (term(max=100), term(max=99), True),
+        (term(max=99), term(max=100), False),
+        (term(), term(tests={"a": (1,)}), True),
+        (term(tests={"a": (1,)}), term(), False),
+        (term(tests={"a": (1, 2)}), term(tests={"a": (1,)}), True),
+        (term(tests={"a": (1,)}), term(tests={"a": (1, 2)}), False),
+        (term(tests={"a": (1,)}), term(tests={"a": (True,)}), False),
+        (term(tests={"a": (1,)}), term(tests={"b": (1,)}), False),
+        (term(tests={"a?": (1,)}), term(tests={"a": (1,)}), True),
+        (term(tests={"a": (1,)}), term(tests={"a?": (1,)}), False),
+        (term(tests={"a": ()}), term(tests={"a": ()}), True),
+        (term(tests={"a": ()}), term(tests={"a": (1,)}), False),
+        (term(tests={"a": (1,)}), term(tests={"a": ()}), False),
+        (term(keys=frozenset({"a", "b"})), term(keys=frozenset({"a"})), True),
+        (term(keys=frozenset({"a"})), term(), False),
+        (term(), OPERATIONS["query.a"], False),
+        (OPERATIONS["query.*"], OPERATIONS["query.a"], True),
+        (OPERATIONS["query.a"], OPERATIONS["query.*"], False),
+        (OPERATIONS["query.a"], OPERATIONS["query.b"], False),
+    ],
+)
+def test_bodies(outer: BodyTerm | None, inner: BodyTerm | None, expected: bool) -> None:
+    assert covers_rule(bodied(outer), bodied(inner)) is expected
+
+
+def test_upgrades() -> None:
+    assert covers_rule(bodied(None, upgrade=True), bodied(None))
+    assert not covers_rule(bodied(None), bodied(None, upgrade=True))

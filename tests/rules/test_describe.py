@@ -35,6 +35,60 @@ def test_what_no_role_reaches_is_not_said() -> None:
     assert all(line.startswith("dev: ") for line in describe(load(WHOLE)))
 
 
+WIDER = """
+version = 1
+[secret.s]
+source = "env:S"
+[proxy.corp]
+host = "proxy.example.org"
+port = 3128
+tls = true
+address = ["10.1.0.0/16"]
+secret = "s"
+user = "u"
+[endpoint.llm]
+host = "llm.example.org"
+proxy = "corp"
+spki = ["sha256/AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="]
+[[endpoint.llm.allow]]
+id = "ask"
+methods = ["POST"]
+paths = ["/m"]
+body = { type = "json", max = "1KiB", equals = { a = 1 }, in = { "b[*]" = ["x",true] }, absent = ["c"], keys = ["a"] }
+[[endpoint.llm.allow]]
+id = "query"
+methods = ["POST"]
+paths = ["/g"]
+body = { type = "graphql", operations = ["query.viewer", "query.*"] }
+[[endpoint.llm.allow]]
+id = "ws"
+methods = ["GET"]
+paths = ["/ws"]
+upgrade = true
+[endpoint.db]
+host = "db.example.org"
+protocol = "tcp"
+listen = 5432
+[role.dev]
+endpoints = ["llm", "db"]
+publish = [3000]
+"""
+
+
+def test_bodies_upgrades_keys_proxies_and_opaque_ports_are_said() -> None:
+    assert describe_role(load(WIDER), "dev")[:8] == (
+        "allow POST https://llm.example.org:443/m body json {max 1024, a = 1, b[*] = 'x' | True, c = absent, keys a}",
+        "allow POST https://llm.example.org:443/g body graphql {max 262144, operations query.*|query.viewer}",
+        "allow GET|HEAD https://llm.example.org:443/ws upgrade",
+        "dial https://llm.example.org:443 with spki = sha256/AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=",
+        "dial https://llm.example.org:443 with proxy = corp (https://proxy.example.org:3128, address 10.1.0.0/16, "
+        "secret s of u)",
+        "pipe port 5432 to tcp://db.example.org:5432, opaque",
+        "work tree: read",
+        "publish: 3000",
+    )
+
+
 def test_a_switch_is_said_where_it_is_on() -> None:
     opened = WHOLE.replace("allow_debug = false", "allow_debug = true")
     assert set(describe(load(opened))) - set(describe(load(WHOLE))) == {"dev: allow_debug: true"}

@@ -160,6 +160,7 @@ def test_every_other_right_is_in_both(policy) -> None:
         assert reached <= {e.name for e in policy.endpoints_of(role.name)}
         assert set(got.bindings) <= set(role.bindings)
         assert set(got.env) <= set(role.env)
+        assert got.publish == ()  # a child run has none
         assert inside(got.tools, role.tools)
         assert inside(got.read, role.read)
         assert set(got.switches()) <= set(role.switches())
@@ -180,7 +181,7 @@ def vars_of(policy: Policy) -> dict[str, object]:
 def test_every_field_of_a_role_is_thought_of() -> None:
     """A right that is added to Role and forgotten in intersect fails here: it has to be one of these."""
     known = "name bindings endpoints workdir tools read env allow_debug allow_userns children deadline limits within"
-    assert {f.name for f in fields(Role)} == {*known.split(), "budget", "on_alarm"}
+    assert {f.name for f in fields(Role)} == {*known.split(), "budget", "on_alarm", "publish"}
 
 
 def test_least_takes_each_bound() -> None:

@@ -40,6 +40,8 @@ def test_what_reaches_for_nothing_of_the_user_passes() -> None:
         (HARMLESS.replace('"93.184.215.14"', '"10.0.0.0/8"'), ["endpoint.e.address"]),
         (HARMLESS + 'read = ["~/.ssh/config"]\n', ["role.r.read"]),
         (HARMLESS + 'tools = ["~/bin"]\n', ["role.r.tools"]),
+        (HARMLESS + "publish = [3000]\n", ["role.r.publish"]),
+        (HARMLESS.replace("[endpoint.e]", '[proxy.p]\nhost = "p.example.org"\nport = 1\n[endpoint.e]'), ["proxy.p"]),
         (HARMLESS + "allow_debug = true\n", ["role.r.allow_debug"]),
         (HARMLESS + "allow_userns = true\n", ["role.r.allow_userns"]),
     ],

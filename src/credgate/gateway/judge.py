@@ -15,7 +15,7 @@ from credgate.gateway.dial import Dialler
 from credgate.gateway.exchange import ClientState, Exchange, Key, Target
 from credgate.gateway.records import Records
 from credgate.gateway.refusal import deny
-from credgate.gateway.waiting import BodyWanted, promised_too_much
+from credgate.gateway.waiting import BodyWanted, ask
 from credgate.gateway.waiting import refused as body_refused
 from credgate.ledger.record import LedgerError
 from credgate.runs import Run
@@ -87,13 +87,11 @@ class Judge:
             return deny(Reason.INTERNAL)
         state.bindings.update(binding.name for binding in allow.bindings)
         use = standing.use_of(allow, request)
-        refused = standing.may(state.run, use)
-        if refused is not None:
-            return refused
-        if allow.body_max:
-            exchange.body_max = allow.body_max
-            over = promised_too_much(request, allow.body_max)
-            return body_refused(f"over max = {allow.body_max} bytes") if over else BodyWanted(max=allow.body_max)
+        first: Deny | BodyWanted | None = standing.may(state.run, use)
+        if first is None and allow.body_max:
+            first = ask(exchange, allow.body_max, request)
+        if first is not None:
+            return first
         try:
             target = await self._target(state, allow, request, connected)
             if isinstance(target, Deny):

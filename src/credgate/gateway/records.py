@@ -10,7 +10,6 @@ from credgate.gateway.exchange import ClientState, Exchange
 from credgate.gateway.floods import WINDOW, Fields, Floods
 from credgate.gateway.refusal import Refusal
 from credgate.ledger.record import LedgerError
-from rules.policy import Endpoint
 from rules.reasons import Reason
 from rules.request import Wire
 
@@ -191,7 +190,10 @@ def _pin(exchange: Exchange) -> str:
 class Pipe:
     """What the ledger says of one opaque connection. `seq` 0: no line of it is open."""
 
-    endpoint: Endpoint
+    rule: str
+    host: str
+    port: int
+    via: str  # "tcp": out of the jail; "publish": into it
     seq: int = 0
     pin: str = ""
     note: str = ""
@@ -201,8 +203,7 @@ class Pipe:
 
 
 def _pipe_fields(pipe: Pipe) -> dict[str, object]:
-    endpoint = pipe.endpoint
-    return {"rule": endpoint.name, "host": endpoint.host.text, "port": endpoint.port, "via": "tcp"}
+    return {"rule": pipe.rule, "host": pipe.host, "port": pipe.port, "via": pipe.via}
 
 
 def _run_fields(state: ClientState) -> dict[str, object]:

@@ -20,6 +20,7 @@ from credgate.gateway.hooks import HOOKS, Hooks
 from credgate.gateway.judge import Judge
 from credgate.gateway.mode import CredgateInstance
 from credgate.gateway.pins import Pins, Resolve
+from credgate.gateway.publish import MakeSocket, Published, bound
 from credgate.gateway.records import Records
 from credgate.gateway.steps import Timeouts
 from credgate.gateway.upstream import UpstreamTls
@@ -86,7 +87,7 @@ class Gateway:
             timeouts=limits,
         )
         self._options: Options | None = None
-        self._instances: dict[str, list[CredgateInstance]] = {}
+        self._instances: dict[str, list[CredgateInstance | Published]] = {}
         self._crowd = Crowd.below_the_limit()
         self._expiry = Expiry(self._end)
 
@@ -142,6 +143,16 @@ class Gateway:
         for instance in instances[:1]:
             self._hooks.pool.close(instance.run)
         return sum(instance.cut(detail, binding) for instance in instances)
+
+    async def publish(self, run: Run, ports: Sequence[int], make: MakeSocket) -> None:
+        """Let the host's loopback reach these ports in the jail of a run that is served, until `close`.
+
+        `make` gives a socket of the jail's network namespace. Raises CredgateError where a port is taken.
+        """
+        for port in ports:
+            published = Published(run, bound(port), hooks=self._hooks, make=make)
+            self._instances[run.id].append(published)
+            await published.start()
 
     async def close(self, run_id: str) -> None:
         """Close the listeners of a run and all its client and upstream connections. Unknown runs are no error."""

@@ -33,16 +33,14 @@ def tunnel_for(run: Run, port: int) -> Endpoint | None:
     return next((endpoint for endpoint in run.policy.tunnels_of(run.role) if endpoint.listen == port), None)
 
 
-class Tunnel:
-    """One connection of a client. `handle_client` runs it to its end."""
+class Piped:
+    """One opaque connection and what it is piped to. `handle_client` runs it to its end; `_open` is the subclass's."""
 
-    def __init__(self, streams: Streams, endpoint: Endpoint, *, state: ClientState, hooks: Hooks) -> None:
+    def __init__(self, streams: Streams, pipe: Pipe, *, state: ClientState, hooks: Hooks) -> None:
         self.state = state
-        state.connect_host, state.connect_port = endpoint.host.text.encode("ascii"), endpoint.port
-        self._client, self._endpoint = streams, endpoint
+        self._client, self._pipe = streams, pipe
         self._steps = hooks.steps
         self._records = hooks.judge.records
-        self._pipe = Pipe(endpoint=endpoint)
         self._writers = [streams[1]]
         self._moved = 0.0  # loop time of the last byte
         self._over = False
@@ -67,38 +65,7 @@ class Tunnel:
 
     async def _open(self) -> Deny | None:
         """Everything up to the end; Deny: nothing was dialled."""
-        run = self.state.run
-        closed = standing.may(run, Use())
-        if closed is not None:
-            return closed
-        target = await self._steps.judge.dialler.target(self._endpoint, self._endpoint.host.text)
-        if isinstance(target, Deny):
-            return target
-        closed = deny(Reason.REVOKED) if self._over else standing.closed(run)  # the look-up took its time
-        if closed is None:
-            closed = standing.charge(run, Use())  # as one request
-        if closed is not None:
-            return closed
-        self._pipe.pin, self._pipe.note = str(target.addresses[0]), target.note
-        self._records.tunnel(self.state, self._pipe)
-        run.allowed += 1
-        upstream = await self._dial(target)
-        if upstream is not None:
-            await self._carry(upstream)
-        return None
-
-    async def _dial(self, target: Target) -> Streams | None:
-        try:
-            streams = await self._steps.judge.dialler.connect(target)
-        except DialError as error:
-            self._end(error.reason, error.detail)
-            return None
-        self._writers.append(streams[1])
-        peer = unmap(ip_address(streams[1].get_extra_info("peername")[0]))
-        if peer not in target.addresses:
-            raise RuntimeError("the peer's address is not the pin")
-        self._pipe.pin = str(peer)
-        return None if self._over else streams
+        raise NotImplementedError
 
     async def _carry(self, upstream: Streams) -> None:
         loop = asyncio.get_running_loop()
@@ -177,3 +144,47 @@ class Tunnel:
                 reset(writer)
             else:
                 writer.close()
+
+
+class Tunnel(Piped):
+    """Out of the jail: a client of the run, and the target of an opaque endpoint."""
+
+    def __init__(self, streams: Streams, endpoint: Endpoint, *, state: ClientState, hooks: Hooks) -> None:
+        pipe = Pipe(rule=endpoint.name, host=endpoint.host.text, port=endpoint.port, via="tcp")
+        super().__init__(streams, pipe, state=state, hooks=hooks)
+        self._endpoint = endpoint
+        state.connect_host, state.connect_port = pipe.host.encode("ascii"), pipe.port
+
+    async def _open(self) -> Deny | None:
+        run = self.state.run
+        closed = standing.may(run, Use())
+        if closed is not None:
+            return closed
+        target = await self._steps.judge.dialler.target(self._endpoint, self._endpoint.host.text)
+        if isinstance(target, Deny):
+            return target
+        closed = deny(Reason.REVOKED) if self._over else standing.closed(run)  # the look-up took its time
+        if closed is None:
+            closed = standing.charge(run, Use())  # as one request
+        if closed is not None:
+            return closed
+        self._pipe.pin, self._pipe.note = str(target.addresses[0]), target.note
+        self._records.tunnel(self.state, self._pipe)
+        run.allowed += 1
+        upstream = await self._dial(target)
+        if upstream is not None:
+            await self._carry(upstream)
+        return None
+
+    async def _dial(self, target: Target) -> Streams | None:
+        try:
+            streams = await self._steps.judge.dialler.connect(target)
+        except DialError as error:
+            self._end(error.reason, error.detail)
+            return None
+        self._writers.append(streams[1])
+        peer = unmap(ip_address(streams[1].get_extra_info("peername")[0]))
+        if peer not in target.addresses:
+            raise RuntimeError("the peer's address is not the pin")
+        self._pipe.pin = str(peer)
+        return None if self._over else streams

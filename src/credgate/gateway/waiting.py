@@ -23,10 +23,13 @@ def refused(why: str) -> Deny:
     return Deny(reason=Reason.BODY_REFUSED, message=_MESSAGE, hint=f"a body that the rule takes; this one: {why}")
 
 
-def promised_too_much(request: Request, limit: int) -> bool:
-    """Whether content-length alone says that the body is over the limit."""
+def ask(exchange: Exchange, limit: int, request: Request) -> BodyWanted | Deny:
+    """Ask for the body of a request whose head was judged; content-length alone may say that it is too long."""
+    exchange.body_max = limit
     lengths = (value for name, value in request.headers if name.lower() == b"content-length")
-    return any(int(value) > limit for value in lengths)
+    if any(int(value) > limit for value in lengths):
+        return refused(f"over max = {limit} bytes")
+    return BodyWanted(max=limit)
 
 
 def hold(state: ClientState, exchange: Exchange, size: int) -> Deny | None:
