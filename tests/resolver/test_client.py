@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ def _young_processes_count_as_stable(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pause is for one that dies at once; none here has lived for ten seconds."""
     monkeypatch.setattr(client_module, "_STABLE_SECONDS", 0.0)
 
+
+NARROWED = replace(table(), exact=frozenset({("evil", "example")}))
 
 type Events = list[dict[str, Any]]
 
@@ -97,6 +100,31 @@ def test_answers_events_and_totals() -> None:
             ]
             for sock in (udp, tcp):
                 sock.close()
+            client.close()
+
+    asyncio.run(run())
+
+
+def test_another_table_holds_over_a_restart() -> None:
+    """One that no process would take leaves the old one in force, also then."""
+
+    async def run() -> None:
+        async with process() as (resolver, events):
+            client = await served(resolver, "r1")
+            await resolver.replace("r1", NARROWED)
+            assert rcode(await client.ask(query("api.github.com"))) == NXDOMAIN
+            assert answers(await client.ask(query("evil.example"))) == [GATEWAY]
+            huge = replace(NARROWED, exact=frozenset((f"a{n}" * 10, "example") for n in range(9999)))
+            with pytest.raises(ResolverError) as caught:
+                await resolver.replace("r1", huge)
+            assert caught.value.code == "table_too_large"
+            assert resolver.pid is not None
+            os.kill(resolver.pid, signal.SIGKILL)
+            await until(lambda: any(e["event"] == "restart" for e in events))
+            await until(lambda: resolver.pid is not None)
+            assert answers(await client.ask(query("evil.example"))) == [GATEWAY]
+            with pytest.raises(ResolverError):
+                await resolver.replace("nobody", NARROWED)
             client.close()
 
     asyncio.run(run())

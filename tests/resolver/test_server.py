@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -294,6 +294,22 @@ def test_row_13_revoke() -> None:
             bench.server.revoke("r1")
             assert rcode(await bench.client.ask(query("api.github.com"))) == NXDOMAIN
             assert bench.codes() == [Code.ALLOW, Code.DENY_REVOKED]
+
+    asyncio.run(run())
+
+
+def test_another_table_counts_from_the_next_query_on() -> None:
+    """Counts go on: a reload gives a flood no new start."""
+
+    async def run() -> None:
+        async with serving() as bench:
+            assert answers(await bench.client.ask(query("api.github.com"))) == [GATEWAY]
+            assert rcode(await bench.client.ask(query("evil.example"))) == NXDOMAIN
+            bench.server.replace("r1", replace(table(), exact=frozenset({("evil", "example")})))
+            assert rcode(await bench.client.ask(query("api.github.com"))) == NXDOMAIN
+            assert answers(await bench.client.ask(query("evil.example"))) == [GATEWAY]
+            with pytest.raises(ResolverError):
+                bench.server.replace("r2", table())
 
     asyncio.run(run())
 
