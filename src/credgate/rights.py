@@ -87,7 +87,7 @@ async def _reload(session: Session, ceiling: Path) -> fdpass.Json:
     run = session.run
     try:
         chosen = await _anew(session, ceiling)
-        if _same(chosen.policy, run.policy):
+        if run.revoked or _same(chosen.policy, run.policy):  # revoked: it has no rights, or it ended meanwhile
             return {"run": run.id, "changed": False}
         later = tuple(_later(session, chosen.policy))
         await _swap(session, chosen)

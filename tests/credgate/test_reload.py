@@ -116,6 +116,22 @@ def test_the_same_policy_changes_nothing_and_ends_nothing(tmp_path: Path) -> Non
     asyncio.run(main())
 
 
+def test_what_was_revoked_is_not_given_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            w.r.run.revoked_bindings.add("token")
+            w.write(NARROW)
+            assert (await w.reload(ceiling=NOWHERE))["changed"]
+            assert [await w.code("/ok/a"), await w.code("/other/a")] == ["revoked", ""]
+            w.r.run.revoked = True
+            w.write()
+            assert await w.reload(ceiling=NOWHERE) == {"run": "run-1", "changed": False}
+            assert await w.code("/free/a") == "revoked"
+            assert len(w.r.records("grant")) == 1
+
+    asyncio.run(main())
+
+
 FAULTS = {
     "not TOML": lambda w: w.file.write_text("version = \n"),
     "unknown key": lambda w: w.file.write_text(w.text + "\n[polcy]\n"),
