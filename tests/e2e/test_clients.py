@@ -108,6 +108,30 @@ def test_git_clone_and_push(site: Site, git_target: Target, git_repository: Path
     assert basic(git_target) in saw(git_target)
 
 
+GIT_BIG = """
+set -e
+git clone -q https://git.acme.example/acme/app.git app
+cd app
+head -c 50000000 /dev/urandom > big
+git add big
+git -c user.name=T -c user.email=t@acme.example commit -q -m big
+git push -q origin main
+git rev-parse HEAD
+"""
+
+
+@pytest.mark.needs("git", "nginx")
+def test_git_push_of_50_mb_with_the_default_post_buffer(site: Site, git_target: Target, git_repository: Path) -> None:
+    """Over http.postBuffer (1 MiB) git sends its pack in chunks, of which it can repeat none."""
+    allow(site, git_target, place="basic", fmt="x-access-token:{secret}")
+    done = site.run("sh", "-c", GIT_BIG)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == (git_repository / "refs/heads/main").read_text().strip()
+    (sent,) = [o for o in site.ledger(ev="outcome") if (o.get("req_bytes") or 0) > 1 << 20]
+    assert sent["req_bytes"] > 50_000_000
+    assert sent["status"] == 200
+
+
 @pytest.mark.needs("git", "nginx")
 def test_git_refused(site: Site, git_target: Target) -> None:
     refuse(site)

@@ -131,6 +131,7 @@ class Fuzzer:
     counts: dict[str, int] = field(default_factory=dict)
     seeds: dict[str, list[bytes]] = field(default_factory=dict)
     case: dict[str, object] = field(default_factory=dict)
+    late: list[tuple[str, str, str]] = field(default_factory=list)
 
     def prepare(self) -> None:
         """Seeds, and ears for what the ledger is told and what is logged."""
@@ -295,7 +296,9 @@ class Fuzzer:
             raise Violation(f"intents {intents} and outcomes {outcomes}")
         if any(f.get("reason") == "internal" for _, f in self.told):
             raise Violation("an exception in a step or a hook")
-        judged = [(f["method"], f["path"], f"{f['host']}:{f['port']}") for f in intents]
+        now = [(f["method"], f["path"], f"{f['host']}:{f['port']}") for f in intents]
+        # A client may leave while its request is on the way: the target can read it in the time of the next case.
+        judged, self.late = [*self.late, *now], now
         spelled = [(m, t.partition(b"?")[0], h) for u in (self.good, self.plain) for m, t, h in u.requests]
         for session in self.r.good.sessions:
             pairs = [dict(s.fields) for s in session.seen]

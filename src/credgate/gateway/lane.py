@@ -321,7 +321,6 @@ class Lane(layer.Layer):
         if link is None:
             link = self._handler.new_link(Link.make(self.context, run, target, self._handler), self)
         self._link = turn.link = link
-        self._wait_for_answer(turn)
         if made:
             yield from self._from_link(link, events.Start())
         else:
@@ -389,8 +388,7 @@ class Lane(layer.Layer):
         if over is not None:
             yield from self._break_off(turn, over, over.hint)
             return
-        if not head:
-            self._wait_for_answer(turn)
+        self._wait_for_answer(turn)
         data = chunk(pieces, last=body.done) if isinstance(body, Chunked) else b"".join(pieces)
         if head or data:
             yield from link.send(head + data)
