@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import assert_never
 
@@ -33,16 +33,24 @@ class Explained:
     injected: frozenset[str] = frozenset()
 
 
-def explain(policy: Policy, role: str, method: str, url: str, headers: Sequence[str] = ()) -> Explained:
-    """Judge one request offline.
+def explain(
+    policy: Policy, role: str, method: str, url: str, headers: Sequence[str] = (), body: bytes | None = None
+) -> Explained:
+    """Judge one request offline, with its JSON body where one is given; without one it is taken that a body fits.
 
     `headers` are "Name: value"; "{ENV}" in a value stands for the placeholder that a run would have put into the
     variable ENV. Raises CredgateError for a URL or a header that can't be put into a request at all.
     """
     decoys = _decoys(policy, role)
-    parsed = parse_request(wire_of(method, url, [_filled(h, policy, decoys) for h in headers]))
+    sent = [_filled(h, policy, decoys) for h in headers]
+    if body is not None:
+        sent += [f"Content-Length: {len(body)}"]
+        sent += [] if any(h.lower().startswith("content-type:") for h in sent) else ["Content-Type: application/json"]
+    parsed = parse_request(wire_of(method, url, sent))
     if isinstance(parsed, Deny):
         return Explained(verdict=parsed, request=None, policy_sha256=policy.sha256)
+    if body is not None:
+        parsed = replace(parsed, body=body)
     verdict = decide(policy, role, parsed, decoys)
     names = frozenset(b.name for b in injected(parsed, verdict, decoys)) if isinstance(verdict, Allow) else frozenset()
     return Explained(verdict=verdict, request=parsed, policy_sha256=policy.sha256, injected=names)
@@ -151,7 +159,8 @@ def _verdict_json(explained: Explained) -> dict[str, object]:
         case Allow():
             inject = [_placement_json(p, explained) for p in placements(verdict)]
             binding = verdict.bindings[0].name if verdict.bindings else None
-            return {"verdict": "allow", "reason": None, "rule": verdict.rule, "binding": binding, "inject": inject}
+            found = {"verdict": "allow", "reason": None, "rule": verdict.rule, "binding": binding, "inject": inject}
+            return found | ({"body_max": verdict.body_max} if verdict.body_max else {})
         case Deny():
             return {
                 "verdict": "deny",
@@ -202,6 +211,8 @@ def as_text(explained: Explained) -> str:
         case Allow() as allow:
             lines = ["allow", f"  rule     {allow.rule}"]
             lines += [_placement_text(p, explained) for p in placements(allow)]
+            if allow.body_max:
+                lines.append(f"  body     is read first, at most {allow.body_max} bytes, and has to fit: --body FILE")
             if not allow.bindings:
                 lines.append("  inject   nothing: no binding names this rule")
         case Deny() as deny:

@@ -16,7 +16,7 @@ ROLE_KEYS = (
 ROLE_LATER = ("state", "readonly", "hide", "show", "approve")
 _FIRST_FREE, _LAST_PORT, _MAX_PUBLISHED = 1024, 65535, 16
 LIMIT_KEYS = ("memory", "processes", "open_files", "cpu", "file_size")
-TEST_KEYS = ("role", "method", "url", "verdict", "reason", "rule")
+TEST_KEYS = ("role", "method", "url", "body", "verdict", "reason", "rule")
 BUDGET_KEYS = ("requests", "bytes_out")
 
 
@@ -160,7 +160,20 @@ def _test(table: Table, default_role: str) -> TestCase:
     role = table.text("role", default_role)
     if not role:
         table.fault("role", "missing, and the policy has no default_role", "add: role = ...")
-    return TestCase(role=role, method=method, url=url, verdict=verdict, reason=_reason(table), rule=table.text("rule"))
+    return TestCase(
+        role=role,
+        method=method,
+        url=url,
+        verdict=verdict,
+        body=_sent(table),
+        reason=_reason(table),
+        rule=table.text("rule"),
+    )
+
+
+def _sent(table: Table) -> str | None:
+    """The body of a case. It may span lines, which no other text of a policy does."""
+    return table.multiline("body") if table.has("body") else None
 
 
 def _reason(table: Table) -> str:

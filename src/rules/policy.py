@@ -270,6 +270,7 @@ class TestCase:
     method: str
     url: str
     verdict: str  # "allow" | "deny"
+    body: str | None = None  # JSON that the request carries
     reason: str = ""
     rule: str = ""
 

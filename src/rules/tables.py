@@ -129,6 +129,10 @@ class Table:
             return value if self._clean(self.at(key), value) else default
         return value
 
+    def multiline(self, key: str) -> str:
+        """Read a string that may hold anything."""
+        return self._typed(key, str, "a string", "", required=False)
+
     def _clean(self, where: str, value: str) -> bool:
         if not value:
             self.report.add(where, "got an empty string, expected text")

@@ -67,7 +67,7 @@ def test_check_lists_every_fault_with_its_mend(cli: Cli) -> None:
     assert cli.run("check", cli.write("version = 2\nfoo = 1\n[role.r]\nworkdir = 'copy'\n")) == 1
     assert cli.err.splitlines() == [
         "error: foo: unknown key",
-        "hint: one of: binding, default_role, dns, endpoint, role, secret, test, version",
+        "hint: one of: binding, default_role, dns, endpoint, proxy, role, secret, test, version",
         "error: version: got 2, expected 1",
         "error: role.r.workdir: not yet: this version does not build that",
         'hint: write "read" or "write"',
@@ -356,3 +356,53 @@ def test_the_commented_parts_of_the_template_load_when_uncommented() -> None:
 
 def _is_toml(line: str) -> bool:
     return line.startswith("[") or " = " in line
+
+
+# bodies
+
+
+BODIED = """\
+version = 1
+default_role = "dev"
+[endpoint.llm]
+host = "llm.example.org"
+[[endpoint.llm.allow]]
+id = "ask"
+methods = ["POST"]
+paths = ["/m"]
+body = { type = "json", equals = { model = "small" } }
+[role.dev]
+endpoints = ["llm"]
+[[test]]
+method = "POST"
+url = "https://llm.example.org/m"
+body = '''
+{"model": "small"}
+'''
+verdict = "allow"
+rule = "llm.ask"
+[[test]]
+method = "POST"
+url = "https://llm.example.org/m"
+body = '{"model": "large"}'
+verdict = "deny"
+reason = "body_refused"
+"""
+
+
+def test_cases_with_bodies(cli: Cli) -> None:
+    assert cli.run("test", cli.write(BODIED)) == 0, cli.out
+    assert cli.run("test", cli.write(BODIED.replace('"large"', '"small"'))) == 1
+
+
+def test_explain_says_that_a_body_counts_and_judges_one(cli: Cli) -> None:
+    asked = ("--policy", cli.write(BODIED), "POST", "https://llm.example.org/m")
+    assert cli.run("explain", *asked) == 0
+    assert "at most 262144 bytes, and has to fit: --body FILE" in cli.out
+    assert cli.json("explain", "--json", *asked)["body_max"] == 262144
+    for model, status in (("small", 0), ("large", 1)):
+        (cli.tree / "body.json").write_text(f'{{"model": "{model}"}}')
+        assert cli.run("explain", "--body", "body.json", *asked) == status
+        assert ("body_refused" in cli.out) is bool(status)
+    assert cli.run("explain", "--body", "none.json", *asked) == 2
+    assert "none.json" in cli.err

@@ -114,8 +114,18 @@ def _explain_options(parser: argparse.ArgumentParser) -> None:
         metavar="'K: V'",
         help="a header of the request; {ENV} in it stands for the placeholder that a run has in ENV",
     )
+    parser.add_argument("--body", metavar="FILE", help="the JSON body of the request, not encoded; - is stdin")
     parser.add_argument("method", metavar="METHOD")
     parser.add_argument("url", metavar="URL")
+
+
+def _body(file: str | None) -> bytes | None:
+    try:
+        if file is None:
+            return None
+        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise CredgateError("body_unreadable", f"{file}: {error.strerror}", "name a readable file", 2) from error
 
 
 def _places() -> Places:
@@ -177,7 +187,7 @@ def _count(policy: Policy) -> str:
 def _explain(options: argparse.Namespace) -> int:
     try:
         here = _effective(options.policy, options)
-        explained = explain(here.policy, here.role, options.method, options.url, options.header)
+        explained = explain(here.policy, here.role, options.method, options.url, options.header, _body(options.body))
     except CredgateError as error:
         error.exit_status = USAGE  # 1 is a verdict here
         raise
@@ -209,7 +219,9 @@ def _test(options: argparse.Namespace) -> int:
 
 def _outcome(policy: Policy, case: TestCase) -> str:
     """Return "" where the case came out as written, else got and expected."""
-    got = _facts(explain(policy, case.role, case.method, case.url))
+    got = _facts(
+        explain(policy, case.role, case.method, case.url, body=None if case.body is None else case.body.encode())
+    )
     expected = {"verdict": case.verdict, "reason": case.reason, "rule": case.rule}
     wrong = [f"{k}: got {got[k] or 'none'}, expected {v}" for k, v in expected.items() if v and got[k] != v]
     return "; ".join(wrong)
