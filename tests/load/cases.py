@@ -114,6 +114,8 @@ async def slow_targets(place: Path, count: int) -> Figures:
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
                 return
             for byte in b"HTTP/1.1 200 OK\r\n" * 30:
+                if writer.transport.is_closing():
+                    return
                 writer.write(bytes([byte]))
                 await asyncio.sleep(0.2)
 

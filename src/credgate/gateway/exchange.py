@@ -51,7 +51,6 @@ class Exchange:
     scheme: bytes = b""
     h2: bool = False
     has_body: bool = False
-    connect: bool = False
     fault: Reason | None = None  # what was wrong before anybody judged
     refusal: Refusal | None = None  # set: this is the answer, and nothing else is
     request: Request | None = field(default=None, repr=False)  # its headers are the client's

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from mitmproxy.connection import Client, Server
 from mitmproxy.http import Headers, HTTPFlow
 from mitmproxy.proxy.layer import NextLayer
-from mitmproxy.proxy.layers.http import HTTPMode
 from mitmproxy.proxy.server_hooks import ServerConnectionHookData
 from mitmproxy.tls import TlsData
 from OpenSSL import SSL
@@ -62,7 +61,7 @@ HOOKS = (
 )
 # Hooks that need nothing of us. Any other one (tcp_start, udp_start, dns_request, websocket_start, ...) ends the
 # connection: it means that bytes would pass which nobody judged.
-QUIET = frozenset({"tls_clienthello", "http_connected", "http_connect_error"})
+QUIET = frozenset({"tls_clienthello"})
 
 _FALLBACK_NAME = "unnamed.invalid"
 
@@ -104,7 +103,7 @@ class Hooks:
             nextlayer.layer = GateClientTls(context)
         elif context.client.alpn == b"h2":
             handler.progressed()
-            nextlayer.layer = handler.http = http_layer(context, HTTPMode.transparent)
+            nextlayer.layer = handler.http = http_layer(context)
         elif data[:1].isalpha() or data[:1] == b"\r":
             handler.progressed()
             nextlayer.layer = Lane(context, handler, outer=False)

@@ -31,7 +31,7 @@ from rules.verdict import Allow, Deny
 if TYPE_CHECKING:
     from credgate.vault import Vault
 
-_QUICK = 16 << 10  # bytes of a body that are parsed at once; a thread costs more
+_QUICK = 2 << 10  # bytes of a body that are parsed at once; a thread costs more
 _MAX_TARGETS = 64  # judged hosts that one client connection remembers beyond its open upstream connections
 
 type Fields = tuple[tuple[bytes, bytes], ...]
@@ -40,10 +40,8 @@ type Fields = tuple[tuple[bytes, bytes], ...]
 def wire_of(flow: HTTPFlow, state: ClientState, exchange: Exchange) -> Wire:
     """The raw facts of one request, none of them from mitmproxy's own reading of hosts."""
     data = flow.request.data
-    absolute = state.listener.proxy and not state.connect_port
-    via = Via.ABSOLUTE if absolute else Via.CONNECT if state.connect_port else Via.DIRECT
     return Wire(
-        via=via,
+        via=Via.CONNECT if state.connect_port else Via.DIRECT,
         http_version=data.http_version.decode("latin-1"),
         method=data.method,
         target=data.path,

@@ -2,7 +2,7 @@
 
 It takes the plain grammar (`head`, `framing`) and nothing else, and obeys what the steps say. One request at a time:
 what a client sends ahead waits, bounded. An exception anywhere ends the connection with nothing more sent: see
-`GateHandler.log`. An upgrade to WebSocket goes on in mitmproxy's HTTP layers, as HTTP/2 does.
+`GateHandler.log`. From its first WebSocket handshake on a connection is mitmproxy's HTTP layers', as HTTP/2 is.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from mitmproxy.connection import ConnectionState
 from mitmproxy.proxy import commands, events, layer
 from mitmproxy.proxy.context import Context
-from mitmproxy.proxy.layers.http import HTTPMode
 
 from credgate.gateway.exchange import Exchange
 from credgate.gateway.framing import (
@@ -187,7 +186,7 @@ class Lane(layer.Layer):
 
     def _hand_over(self) -> Commands:
         """Leave the connection to mitmproxy's HTTP layers, from this head on."""
-        self._child = self._handler.http = http_layer(self.context, HTTPMode.transparent)
+        self._child = self._handler.http = http_layer(self.context)
         data, self._buffer = self._buffer, b""
         yield from self._child.handle_event(events.Start())
         yield from self._child.handle_event(events.DataReceived(self.context.client, data))
@@ -241,7 +240,6 @@ class Lane(layer.Layer):
             authority=head.authority,
             scheme=head.scheme,
             has_body=body is None or not body.done,
-            connect=head.method == b"CONNECT",
         )
         return Turn(exchange=exchange, wire=self._wire(head, exchange), head=head, body=body)
 
@@ -415,9 +413,11 @@ class Lane(layer.Layer):
             while (raw := cut(turn.held, turn.seen)) is not None:
                 turn.held, turn.seen = turn.held[len(raw) + 4 :], 0
                 head = parse_response_head(raw)
-                if head.status == 101 or head.status >= 200:
+                if head.status >= 200:
                     yield from self._answer_head(turn, head)
                     return
+                if head.status == 101:
+                    raise HeadError("an upgrade that nobody asked for")
                 turn.interim += 1
                 if turn.interim > MAX_INTERIM:
                     raise HeadError("interim answers without end")

@@ -44,9 +44,9 @@ def install() -> None:
     module.Http1Client = GateHttp1Client
 
 
-def http_layer(context: Context, mode: HTTPMode) -> "GateHttpLayer":
+def http_layer(context: Context) -> "GateHttpLayer":
     """An HTTP layer whose client side is ours. HTTP/2 is spoken only where ALPN agreed on it."""
-    gate = GateHttpLayer(context, mode)
+    gate = GateHttpLayer(context, HTTPMode.transparent)
     ours = GateHttp2Server if context.client.alpn == b"h2" else GateHttp1Server
     gate.connections[context.client] = ours(gate.context.fork())
     return gate
@@ -92,7 +92,6 @@ class GateStream(mitm.HttpStream):
             scheme=data.scheme,
             h2=data.http_version == b"HTTP/2.0",
             has_body=self._has_body,
-            connect=data.method == b"CONNECT",
             fault=self._fault(),
         )
         attach(self.flow, exchange)
@@ -107,8 +106,7 @@ class GateStream(mitm.HttpStream):
     def _fault(self) -> Reason | None:
         request = self.flow.request
         if request.data.method.upper() == b"CONNECT":
-            outer = self.mode is HTTPMode.regular and request.data.method == b"CONNECT"
-            return None if outer and not self._has_body else Reason.MALFORMED
+            return Reason.MALFORMED  # the strict lane alone opens tunnels
         try:
             validate_headers(request)
             promised = int(request.headers.get("content-length", "0"))
