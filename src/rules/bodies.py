@@ -10,15 +10,20 @@ import re
 from dataclasses import dataclass
 from typing import NoReturn
 
+from rules.credentials import fold_name
 from rules.fieldpaths import ANY
-from rules.policy import BodyTerm, BodyType, FieldTest, Scalar
+from rules.policy import AllowRule, BodyTerm, BodyType, FieldTest, Scalar
 from rules.request import Request
 
-__all__ = ["Document", "Unreadable", "misfit", "read"]
+__all__ = ["MAX_NODES", "Document", "Unreadable", "beside", "misfit", "read"]
 
 _JSON_TYPE = re.compile(
     rb"application/(?:json|[a-z0-9!#$&^_.-]+\+json)[ \t]*(?:;[ \t]*charset=\"?utf-8\"?[ \t]*)?", re.IGNORECASE
 )
+
+
+MAX_NODES = 2_000_000  # each costs some 64 bytes of memory when parsed; counted without looking for strings
+_GRAPHQL_KEYS = frozenset({"query", "operationname", "variables", "extensions"})
 
 
 class Unreadable(Exception):
@@ -36,9 +41,11 @@ class Document:
 def read(request: Request) -> Document | Unreadable:
     """Read the body of a request as JSON."""
     body = request.body or b""
-    types = [value for name, value in request.headers if name.lower() == b"content-type"]
+    types = [value for name, value in request.headers if fold_name(name) == "content-type"]
     if len(types) != 1 or not _JSON_TYPE.fullmatch(types[0].strip(b" \t")):
         return Unreadable("content-type is not application/json")
+    if sum(map(body.count, (b",", b"[", b"{"))) > MAX_NODES:
+        return Unreadable(f"more than {MAX_NODES} values")
     try:
         text = body.decode("utf-8")
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
@@ -62,6 +69,21 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _constant(_name: str) -> NoReturn:
     raise Unreadable("NaN or Infinity, which JSON does not have")
+
+
+def beside(rule: AllowRule, term: BodyTerm, request: Request) -> str:
+    """Why the query of the target speaks against a rule with a body term; "" where it doesn't.
+
+    Servers take from there what they would take from the body: GraphQL's whole request, a field that a test names.
+    """
+    names = {re.split(r"[\[.]", name, maxsplit=1)[0].casefold() for name in request.query_names}
+    tested = frozenset(str(test.path.steps[0]).casefold() for test in term.tests)
+    if term.type is BodyType.GRAPHQL:
+        tested = _GRAPHQL_KEYS
+        if not (rule.query or frozenset()).issuperset(request.query_names):
+            return "a query beside it that the rule's query does not list"
+    found = sorted(names & tested)
+    return f"the query names {found[0]} too" if found else ""
 
 
 def misfit(term: BodyTerm, document: Document | Unreadable) -> str:

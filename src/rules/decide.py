@@ -225,7 +225,11 @@ def _by_body(bindings: tuple[Binding, ...], matches: tuple[_Match, ...], request
     if request.body is None:
         return _Bodied(matches=matches, need=max(m.rule.body.max for m in asking if m.rule.body))
     document = bodies.read(request)
-    why = {m.name: bodies.misfit(m.rule.body, document) for m in asking if m.rule.body}
+    why = {
+        m.name: bodies.beside(m.rule, m.rule.body, request) or bodies.misfit(m.rule.body, document)
+        for m in asking
+        if m.rule.body
+    }
     fitting = tuple(m for m in matches if not why.get(m.name))
     if fitting:
         return _Bodied(matches=fitting)

@@ -14,7 +14,7 @@ import pytest
 
 from credgate.gateway import waiting
 from credgate.gateway.decoded import Undecodable, decoded
-from tests.credgate.gateway_rig import POLICY, SECRET, Rig, rig
+from tests.credgate.gateway_rig import POLICY, SECRET, Client, Rig, rig
 from tests.credgate.h2_rig import H2Client
 
 if sys.version_info < (3, 14):
@@ -352,6 +352,40 @@ def test_the_bound_is_of_what_comes_out(coding: str, size: int) -> None:
     if size:
         with pytest.raises(Undecodable, match="over max"):
             decoded(fields, raw, size - 1)
+
+
+@pytest.mark.parametrize("name", [b"Content_Encoding", b"content_encoding"])
+def test_a_coding_in_another_spelling_counts(name: bytes) -> None:
+    assert decoded(((name, b"gzip"),), gzip.compress(b"{}"), 100) == b"{}"
+    with pytest.raises(Undecodable):
+        decoded(((b"content-encoding", b"gzip"), (name, b"br")), gzip.compress(b"{}"), 100)
+
+
+@pytest.mark.parametrize("framed", ["length", "chunks"])
+def test_the_same_on_a_connection_that_asked_for_a_websocket(framed: str, tmp_path: Path) -> None:
+    """From there on it is in mitmproxy's layers, in HTTP/1.1 too."""
+
+    async def asked(r: Rig) -> Client:
+        client = await r.tunnel()
+        upgrade = b"Upgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
+        first = await client.ask(b"GET /ok/a HTTP/1.1\r\nHost: api.good.test:%d\r\n%s" % (r.direct, upgrade))
+        assert first.status == 426
+        return client
+
+    async def main() -> None:
+        async with rig(tmp_path, policy=BODIES) as r:
+            client = await asked(r)
+            for body, status in ((GOOD, 200), (GOOD, 200), (b'{"model":"large"}', 403)):
+                raw = head(r, None) + chunked(body, 9) if framed == "chunks" else head(r, len(body)) + body
+                assert (await client.ask(raw)).status == status
+            assert [seen.body for seen in r.good.seen] == [GOOD, GOOD]
+            assert r.run.held == 0
+            client = await asked(r)
+            client.writer.write(head(r, None) + b"%x\r\n" % (1 << 20) + b"x" * (70 << 10))
+            assert (await client.answer()).code == "body_refused"
+            assert len(r.good.seen) == 2
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rules.bodies import Document, Unreadable, misfit, read
+from rules.bodies import MAX_NODES, Document, Unreadable, misfit, read
 from rules.decide import decide
 from rules.fieldpaths import ANY, FieldPath, FieldPathError
 from rules.parse import parse_request
@@ -479,3 +479,65 @@ def test_equals_agrees_with_what_json_says(value: object) -> None:
     body = json.dumps({"a": value})
     [parsed] = json.loads(body).values()
     assert fits(body.encode(), a="x") is (isinstance(parsed, str) and parsed == "x")
+
+
+@pytest.mark.parametrize("name", [b"Content_Type", b"CONTENT-TYPE", b"content_type"])
+def test_a_second_type_in_another_spelling_is_a_second_one(name: bytes) -> None:
+    """CGI and WSGI servers read an underscore as a hyphen."""
+    one = request(b"{}")
+    two = dataclasses.replace(one, headers=(*one.headers, (name, b"application/x-www-form-urlencoded")))
+    assert isinstance(read(two), Unreadable)
+
+
+def test_values_are_counted_before_they_are_made() -> None:
+    assert isinstance(read(request(b"[" + b"0," * (MAX_NODES + 1) + b"0]")), Unreadable)
+    assert isinstance(read(request(b"[" + b"0," * 1000 + b"0]")), Document)
+
+
+GRAPH_RULES = """\
+version = 1
+[endpoint.e]
+host = "a.example.org"
+[[endpoint.e.allow]]
+id = "graphql"
+methods = ["POST"]
+paths = ["/m"]
+body = { type = "graphql", operations = ["query.viewer"] }
+[[endpoint.e.allow]]
+id = "listed"
+methods = ["POST"]
+paths = ["/listed"]
+query = { allow = ["trace", "query", "Query"] }
+body = { type = "graphql", operations = ["query.viewer"] }
+[role.r]
+endpoints = ["e"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "passes"),
+    [
+        (b"/m", True),
+        (b"/m?", True),
+        (b"/m?query=mutation%7Bx%7D", False),
+        (b"/m?QUERY=x", False),
+        (b"/m?%71uery=x", False),
+        (b"/m?id=1", False),
+        (b"/m?trace=1", False),
+        (b"/listed?trace=1", True),
+        (b"/listed?query=x", False),
+        (b"/listed?Query=x", False),
+    ],
+)
+def test_a_graphql_request_is_in_its_body_alone(target: bytes, passes: bool) -> None:
+    """Several servers take `query` from the target before they look into the body."""
+    verdict = judged(GRAPH_RULES, b'{"query": "{ viewer { id } }"}', target)
+    assert isinstance(verdict, Allow) is passes
+
+
+@pytest.mark.parametrize(
+    ("target", "passes"),
+    [(b"/m", True), (b"/m?page=1", True), (b"/m?model=x", False), (b"/m?MODEL[0]=x", False), (b"/m?model.a=x", False)],
+)
+def test_a_field_that_is_tested_is_not_in_the_query_too(target: bytes, passes: bool) -> None:
+    assert isinstance(judged(PLAIN, b'{"model":"small"}', target), Allow) is passes

@@ -15,6 +15,8 @@ if sys.version_info < (3, 14):
 else:
     from compression import zstd
 
+from rules.credentials import fold_name
+
 _WINDOW_LOG = 23  # 8 MiB, what RFC 9659 lets a sender of "zstd" use
 
 type Fields = tuple[tuple[bytes, bytes], ...]
@@ -26,7 +28,7 @@ class Undecodable(Exception):
 
 def decoded(fields: Fields, raw: bytes, limit: int) -> bytes:
     """Return the body behind its content coding, at most `limit` bytes. Raises Undecodable."""
-    codings = [value.strip(b" \t").lower() for name, value in fields if name.lower() == b"content-encoding"]
+    codings = [value.strip(b" \t").lower() for name, value in fields if fold_name(name) == "content-encoding"]
     if not codings or codings == [b"identity"]:
         data = raw
     elif len(codings) > 1 or codings[0] not in _DECODERS:

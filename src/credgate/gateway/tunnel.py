@@ -44,6 +44,7 @@ class Piped:
         self._writers = [streams[1]]
         self._moved = 0.0  # loop time of the last byte
         self._over = False
+        self._watch: asyncio.TimerHandle
 
     async def handle_client(self) -> None:
         """Judge, dial, carry. Whatever goes wrong, both sides are closed and the ledger has how it ended."""
@@ -70,13 +71,13 @@ class Piped:
     async def _carry(self, upstream: Streams) -> None:
         loop = asyncio.get_running_loop()
         self._moved = loop.time()
-        watch = loop.call_later(self._steps.timeouts.idle, self._look)
+        self._watch = loop.call_later(self._steps.timeouts.idle, self._look)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._copy(self._client[0], upstream[1], outward=True))
                 tasks.create_task(self._copy(upstream[0], self._client[1], outward=False))
         finally:
-            watch.cancel()
+            self._watch.cancel()
         self._end(None, "")
 
     def _look(self) -> None:
@@ -88,7 +89,7 @@ class Piped:
         if left <= 0:
             self._end(None, "nothing moved")
         else:
-            loop.call_later(left, self._look)
+            self._watch = loop.call_later(left, self._look)
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, outward: bool) -> None:
         """One direction, until its end, which is passed on: the other direction may go on (RFC 9293 3.6)."""
