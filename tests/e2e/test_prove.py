@@ -115,6 +115,7 @@ def test_policy_that_is_wrong(site: Site) -> None:
 
 
 def test_killed_in_the_middle(site: Site) -> None:
+    site.credgate("gateway", "start")  # or the daemon is a child of what is killed here
     before, started = len(site.ledger(ev="run.end")), len(site.ledger(ev="run.start"))
     theirs = trees()
     process = subprocess.Popen(
