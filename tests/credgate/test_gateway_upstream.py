@@ -6,10 +6,12 @@ import ssl
 import struct
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.credgate.gateway_rig import SECRET, Rig, Seen, Target, rig, server_tls
+from tests.credgate.h2_rig import H2Client
 from tests.targets.pki import Authority as TargetCa
 
 type Writer = asyncio.StreamWriter
@@ -263,25 +265,40 @@ def test_a_handshake_that_is_cut_off(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_client_that_leaves_while_its_request_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lane", ["h1", "h2"])
+@pytest.mark.parametrize("step", ["fetch", "durable"])
+def test_a_client_that_leaves_while_its_request_is_judged(
+    step: str, lane: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is dialled for it, and an intent that was written by then has its outcome."""
+
     async def main() -> None:
-        async with rig(tmp_path) as r:
-            fetch = r.vault.fetch
+        async with rig(tmp_path, alpn=("h2", "http/1.1")) as r:
+            place: Any = r.vault if step == "fetch" else r.extra["ledger"]
+            inner = getattr(place, step)
 
             async def slow(*args: object) -> object:
                 await asyncio.sleep(0.2)
-                return await fetch(*args)  # type: ignore[arg-type]
+                return await inner(*args)
 
-            monkeypatch.setattr(r.vault, "fetch", slow)
-            client = await r.tunnel()
-            client.writer.write(b"GET /ok/a HTTP/1.1\r\nHost: api.good.test:%d\r\n\r\n" % r.direct)
+            monkeypatch.setattr(place, step, slow)
+            if lane == "h2":
+                client = await r.tunnel("h2.good.test", alpn=("h2", "http/1.1"))
+                h2 = H2Client(client.reader, client.writer)
+                pseudo = [(b":method", b"GET"), (b":scheme", b"https"), (b":path", b"/ok/a")]
+                h2.conn.send_headers(1, [*pseudo, (b":authority", b"h2.good.test:%d" % r.direct)], end_stream=True)
+                h2.flush()
+            else:
+                client = await r.tunnel()
+                client.writer.write(b"GET /ok/a HTTP/1.1\r\nHost: api.good.test:%d\r\n\r\n" % r.direct)
             await client.writer.drain()
             await asyncio.sleep(0.05)
             client.close()
             await asyncio.sleep(0.4)
-            assert len(r.records("intent")) == len(r.records("outcome"))
-            assert [o.get("reason") for o in r.records("outcome")] in ([], [None])
-            assert len(r.good.seen) <= 1
+            assert len(r.records("intent")) == len(r.records("outcome")) == 1
+            assert r.records("outcome")[0]["detail"] == "client closed the connection"
+            assert r.good.connections == 0
+            assert r.untouched
 
     asyncio.run(main())
 

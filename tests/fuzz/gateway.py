@@ -412,8 +412,10 @@ async def fuzz(seconds: float, seed: int, place: Path) -> tuple[Fuzzer, Violatio
 def main(argv: list[str]) -> int:
     seconds = float(argv[0]) if argv else 60.0
     seed = int(argv[1]) if len(argv) > 1 else int(time.time())
+    started = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
         fuzzer, violation = asyncio.run(fuzz(seconds, seed, Path(place)))
+    seconds = time.monotonic() - started
     total = sum(fuzzer.counts.values())
     print(f"seed {seed}: {total} cases in {seconds:.0f} s")
     print("  " + ", ".join(f"{way} {count}" for way, count in sorted(fuzzer.counts.items())))

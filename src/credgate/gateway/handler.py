@@ -30,7 +30,7 @@ from mitmproxy.proxy.server_hooks import (
 )
 
 from credgate.gateway.dial import DialError, Streams
-from credgate.gateway.exchange import ClientState, Exchange, Key, Target, exchange_of
+from credgate.gateway.exchange import ClientState, Key, Target, exchange_of
 from credgate.gateway.hooks import HOOKS, QUIET, Hooks
 from credgate.gateway.http2 import MAX_BACKLOG
 from credgate.gateway.judge import wire_of
@@ -148,6 +148,25 @@ class GateHandler(LiveConnectionHandler):
                 await getattr(self._hooks, name)(self, data)
             except Exception as error:  # noqa: BLE001 - the outermost frame of a hook: it ends in a denial
                 self._failed(name, data, error)
+        self._record_if_dead()
+
+    def _record_if_dead(self) -> None:
+        """Where all ended while a hook was at work, what it began goes no further."""
+        if self.dead:
+            self._record_ends("client closed the connection")
+
+    async def handle_client(self) -> None:
+        """Run the connection to its end. Nothing that a hook may still be at reaches a layer behind that."""
+        await super().handle_client()
+        self.dead = True
+
+    def _record_ends(self, detail: str) -> None:
+        """Give every exchange on its way its outcome."""
+        try:
+            for exchange in tuple(self.state.exchanges):
+                self._hooks.judge.records.outcome(self.state, exchange, detail=detail)
+        except LedgerError as error:
+            logger.error("gateway: %s, and the ledger can't be written: %s", detail, error.code)
 
     @contextmanager
     def _held(self) -> Iterator[None]:
@@ -217,13 +236,8 @@ class GateHandler(LiveConnectionHandler):
         """End this connection because its run ended, or what it was allowed was taken back."""
         if self.dead:
             return
-        pending: tuple[Exchange, ...] = tuple(self.state.exchanges)
         self.kill()
-        try:
-            for exchange in pending:
-                self._hooks.judge.records.outcome(self.state, exchange, detail=detail)
-        except LedgerError as error:
-            logger.error("gateway: a connection was closed and the ledger can't be written: %s", error.code)
+        self._record_ends(detail)
 
     # -- what the hooks ask for -------------------------------------------------------------------------------------
 

@@ -194,6 +194,9 @@ class GateStream(mitm.HttpStream):
         exchange.failure = exchange.failure or default
         self.flow.error = mitm_flow.Error(exchange.failure.value)
         yield HttpErrorHook(self.flow)
+        if exchange.client_gone:  # nobody is left to be told
+            self.client_state = self.server_state = self.state_errored
+            return
         yield from self._refuse(exchange)
 
     def _refuse(self, exchange: Exchange) -> Commands:
