@@ -50,6 +50,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
 
     async with rig(tmp_path) as r:
         port = free_port()
+        object.__setattr__(r.run.role_rule, "publish", (port,))
         await r.gateway.publish(r.run, [port], make)
         yield Place(r, server, port)
     up.close()
@@ -90,10 +91,13 @@ def test_nothing_listens_inside(tmp_path: Path) -> None:
     running(tmp_path, test)
 
 
-@pytest.mark.parametrize("what", ["proof", "revoked", "paused"])
+@pytest.mark.parametrize("what", ["proof", "revoked", "paused", "reload"])
 def test_a_run_without_rights_is_not_reached(what: str, tmp_path: Path) -> None:
     async def test(p: Place) -> None:
-        setattr(p.r.run, what, "" if what == "proof" else True)
+        if what == "reload":  # to a policy that publishes another port
+            object.__setattr__(p.r.run.role_rule, "publish", (p.port + 1,))
+        else:
+            setattr(p.r.run, what, "" if what == "proof" else True)
         assert await (await p.dial()).rest() == b""
         assert p.server.connections == 0
         assert p.r.records("tunnel") == []

@@ -16,6 +16,7 @@ from credgate.gateway.dial import Streams
 from credgate.gateway.exchange import ClientState
 from credgate.gateway.hooks import Hooks
 from credgate.gateway.records import Pipe
+from credgate.gateway.refusal import deny
 from credgate.gateway.tunnel import Piped
 from credgate.runs import Listener, Run
 from jail.errors import JailError
@@ -41,7 +42,9 @@ class Inward(Piped):
         state.connect_host, state.connect_port = b"localhost", port
 
     async def _open(self) -> Deny | None:
-        closed = standing.closed(self.state.run)
+        run = self.state.run
+        listed = self.state.listener.port in run.role_rule.publish  # a reload may have taken it out
+        closed = standing.closed(run) if listed else deny(Reason.REVOKED)
         if closed is not None:
             return closed
         self._records.tunnel(self.state, self._pipe)
