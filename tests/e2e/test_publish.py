@@ -36,8 +36,10 @@ def policy(site: Site, *ports: int) -> None:
 
 
 def ask(port: int) -> bytes:
+    """What comes back; nothing where the connection is reset, which may be while it is still being made."""
     got = b""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as sock, contextlib.suppress(ConnectionError):
+    ended = contextlib.suppress(ConnectionResetError, BrokenPipeError)
+    with ended, socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
         sock.sendall(b"hello")
         while data := sock.recv(100):
             got += data

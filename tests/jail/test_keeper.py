@@ -756,3 +756,38 @@ def test_off_route_that_is_not_shown_is_an_error() -> None:
 def test_wrong_arguments_are_a_usage_error() -> None:
     done = subprocess.run([sys.executable, "-I", "-m", "jail.keeper"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr[:6]) == (2, "error:")
+
+
+def test_a_socket_of_the_jails_reaches_what_listens_in_it_and_no_other_does(by_user: ByUser) -> None:
+    """What `publish` is made of; the firewall that is read back is the same as before."""
+    port = 3000
+
+    def body() -> list[object]:
+        with claimed() as (running, berth):
+            before = running.facts(berth.id)["nft"]
+            ready, told_ready = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                own.enter(berth.userns, berth.jail_netns)
+                with socket.create_server(("127.0.0.1", port)) as listener:
+                    os.write(told_ready, b"x")
+                    peer, _ = listener.accept()
+                    peer.sendall(b"pong")
+                os._exit(0)
+            os.read(ready, 1)
+            found: list[object] = [socket.socket().connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED]
+            with running.jail_socket(berth.id) as sock:
+                sock.settimeout(5)
+                sock.connect(("127.0.0.1", port))
+                found.append(sock.recv(9).decode())
+            os.waitpid(pid, 0)
+            with running.jail_socket(berth.id) as again:
+                found.append(again.connect_ex(("127.0.0.1", port)) in (errno.ECONNREFUSED, errno.EINPROGRESS))
+            found.append(running.facts(berth.id)["nft"] == before)
+            running.release(berth.id)
+            with contextlib.suppress(JailError):
+                running.jail_socket(berth.id)
+                found.append("a socket of a berth that is gone")
+            return found
+
+    assert by_user(body) == [True, "pong", True, True]
