@@ -322,7 +322,7 @@ def test_a_head_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_refused_upload_is_read_for_a_while_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("credgate.gateway.lane.LINGER", 0.2)
+    monkeypatch.setattr("credgate.gateway.lanetarget.LINGER", 0.2)
 
     async def main() -> None:
         async with rig(tmp_path) as r:

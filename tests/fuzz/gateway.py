@@ -21,7 +21,7 @@ from typing import Any
 
 import h11
 
-from credgate.gateway import lane
+from credgate.gateway import lane, lanetarget
 from credgate.gateway.steps import Timeouts
 from tests.credgate.gateway_rig import SECRET, Rig, rig, server_tls
 from tests.credgate.h2_rig import H2Client
@@ -387,7 +387,7 @@ def _answers() -> list[bytes]:
 async def fuzz(seconds: float, seed: int, place: Path) -> tuple[Fuzzer, Violation | None]:
     """Run cases until the time is over, or one violates an invariant."""
     limits = Timeouts(connect=1.0, tls=1.0, first_byte=0.3, resolve=1.0, idle=30.0)
-    lane.LINGER = lane.SHORT_LINGER = 0.05
+    lanetarget.LINGER = lane.SHORT_LINGER = 0.05
     lines = Lines(Path(lane.__file__).parent)
     async with rig(place, timeouts=limits, alpn=BOTH) as r:
         good = Upstream(server_tls(r.extra["ca"], "api.good.test"))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from credgate.gateway import lane
+from credgate.gateway import lane, lanetarget
 from credgate.gateway.steps import Steps
 from credgate.gateway.turn import Turn, request_bytes
 from tests.credgate.gateway_rig import SECRET
@@ -15,7 +15,7 @@ SECONDS = 20.0
 
 
 def run(place: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, seed: int = 1) -> tuple[Fuzzer, Violation | None]:
-    monkeypatch.setattr(lane, "LINGER", 0.05)  # put back by the fixture: `fuzz` sets them
+    monkeypatch.setattr(lanetarget, "LINGER", 0.05)  # put back by the fixture: `fuzz` sets them
     monkeypatch.setattr(lane, "SHORT_LINGER", 0.05)
     return asyncio.run(fuzz(seconds, seed, place))
 
@@ -46,7 +46,7 @@ def planted_head(turn: Turn) -> bytes:
 def test_it_finds_what_a_lane_must_not_send(
     fault: object, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane, "request_bytes", fault)
+    monkeypatch.setattr(lanetarget, "request_bytes", fault)
     _, violation = run(tmp_path, monkeypatch, 10.0)
     assert violation is not None
     assert told in str(violation)

@@ -10,7 +10,7 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,6 +31,7 @@ from mitmproxy.proxy.server_hooks import (
 
 from credgate.gateway.dial import DialError, Streams
 from credgate.gateway.exchange import ClientState, Key, Target, exchange_of
+from credgate.gateway.gates import Gate, GatedReader
 from credgate.gateway.hooks import HOOKS, QUIET, Hooks
 from credgate.gateway.http2 import MAX_BACKLOG
 from credgate.gateway.judge import wire_of
@@ -50,63 +51,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NO_LINGER = struct.pack("ii", 1, 0)  # socket(7): close then discards what is queued and sends RST
-
-
-class Gate:
-    """Lets readers pass while nobody holds it."""
-
-    def __init__(self) -> None:
-        self._holders = 0
-        self._full = False
-        self._open = asyncio.Event()
-        self._open.set()
-
-    def hold(self) -> None:
-        """Close it until release."""
-        self._holders += 1
-        self._open.clear()
-
-    def release(self) -> None:
-        """Undo one hold."""
-        self._holders -= 1
-        if not self._holders:
-            self._open.set()
-
-    def hold_while(self, full: bool) -> None:
-        """Hold or release for a reason of which there is one."""
-        if full != self._full:
-            self._full = full
-            if full:
-                self.hold()
-            else:
-                self.release()
-
-    async def wait(self) -> None:
-        """Return once it is open."""
-        await self._open.wait()
-
-
-class GatedReader:
-    """A StreamReader that doesn't read while a hook runs or an upstream connection is made.
-
-    mitmproxy queues what arrives meanwhile, without bound: a client that sends 64 MB while the target does not answer
-    would have them all in our memory.
-    """
-
-    def __init__(self, reader: asyncio.StreamReader, gate: Gate, broken: Callable[[], None]) -> None:
-        """`broken` is called when reading fails, which mitmproxy takes for the end of a body without length."""
-        self._reader = reader
-        self._gate = gate
-        self._broken = broken
-
-    async def read(self, n: int) -> bytes:
-        """As StreamReader.read."""
-        await self._gate.wait()
-        try:
-            return await self._reader.read(n)
-        except OSError:
-            self._broken()
-            raise
 
 
 class GateHandler(LiveConnectionHandler):
