@@ -111,6 +111,8 @@ class Upstream:
 
     async def _odd(self, writer: asyncio.StreamWriter) -> None:
         for part in self.answers:
+            if writer.is_closing():
+                return
             writer.write(part)
             await asyncio.sleep(0)
         if self.closes:
@@ -412,6 +414,7 @@ async def fuzz(seconds: float, seed: int, place: Path) -> tuple[Fuzzer, Violatio
 def main(argv: list[str]) -> int:
     seconds = float(argv[0]) if argv else 60.0
     seed = int(argv[1]) if len(argv) > 1 else int(time.time())
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # the targets write to whom has left
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
         fuzzer, violation = asyncio.run(fuzz(seconds, seed, Path(place)))

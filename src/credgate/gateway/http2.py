@@ -1,22 +1,40 @@
 """The end of HTTP/2 that faces the jail, and how much of it waits in our memory."""
 
+import h2.events
+from h2.errors import ErrorCodes
 from mitmproxy.proxy import layer
 from mitmproxy.proxy.layers.http import _http2 as mitm
 from mitmproxy.proxy.layers.http._events import RequestData
 
 from credgate.gateway.http1 import BadHead, BadHeadHook
 
+MAX_RESETS = 100  # streams that a client may take back, if they are more than half of its streams
 MAX_BACKLOG = 1 << 20  # bytes in one direction; mitmproxy offers windows of two GiB and queues what can't go on
 
 type Commands = layer.CommandGenerator[None]
 
 
 class GateHttp2Server(mitm.Http2Server):
-    """Http2Server that tells of what it refuses by itself."""
+    """Http2Server that tells of what it refuses by itself, and that nobody keeps busy with streams taken back."""
 
-    def protocol_error(self, message: str, error_code: int = 1) -> Commands:
-        """End a connection that breaks RFC 9113; 1 is its PROTOCOL_ERROR."""
-        yield BadHeadHook(BadHead(self.context.client, http=True, detail="not well-formed HTTP/2"))
+    _opened = _resets = 0
+
+    def handle_h2_event(self, event: h2.events.Event) -> layer.CommandGenerator[bool]:
+        """Take one event; True ends the connection."""
+        self._opened += isinstance(event, h2.events.RequestReceived)
+        self._resets += isinstance(event, h2.events.StreamReset)
+        # CVE-2023-44487: each costs us a judgement and a ledger line, and its client two frames
+        if self._resets > MAX_RESETS and self._resets * 2 > self._opened:
+            yield from self.protocol_error("too many resets", ErrorCodes.ENHANCE_YOUR_CALM)
+            return True
+        done: bool = yield from super().handle_h2_event(event)
+        return done
+
+    def protocol_error(self, message: str, error_code: int = ErrorCodes.PROTOCOL_ERROR) -> Commands:
+        """End a connection that breaks RFC 9113, or our bounds."""
+        calm = error_code == ErrorCodes.ENHANCE_YOUR_CALM
+        detail = "more streams reset than answered" if calm else "not well-formed HTTP/2"
+        yield BadHeadHook(BadHead(self.context.client, http=True, detail=detail))
         yield from super().protocol_error(message, error_code)
 
 
