@@ -47,7 +47,7 @@ class H2Session:
         self._writer.write(self._conn.data_to_send())
         while data := await self._reader.read(65536):
             for event in self._conn.receive_data(data):
-                with contextlib.suppress(h2.exceptions.StreamClosedError):  # reset while we answer
+                with contextlib.suppress(h2.exceptions.ProtocolError):  # reset, and forgotten, while we answer
                     await self._handle(event)
             self._writer.write(self._conn.data_to_send())
             await self._writer.drain()

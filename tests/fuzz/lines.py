@@ -13,6 +13,8 @@ class Lines:
     def __init__(self, package: Path) -> None:
         self._package = f"{package}/"
         self._seen: dict[str, set[int]] = {}
+        # as they are now: a checkout may change under a long run
+        self._all = {file: _lines_of_functions(file) for file in sorted(package.glob("*.py"))}
         self.count = 0
 
     def __enter__(self) -> "Lines":
@@ -35,8 +37,7 @@ class Lines:
     def report(self) -> list[str]:
         """Lines inside functions: reached, of all, by file."""
         out, all_hit, all_lines = [], 0, 0
-        for file in sorted(Path(self._package).glob("*.py")):
-            lines = _lines_of_functions(file)
+        for file, lines in self._all.items():
             hit = len(self._seen.get(str(file), set()) & lines)
             if lines:
                 out.append(f"{file.name} {hit}/{len(lines)}")
