@@ -96,3 +96,32 @@ def test_http2(tmp_path: Path) -> None:
                 assert (code, out) == (0, f"2 {expected}")
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("lane", ["h1", "h2"])
+def test_a_ca_file_counts_as_it_is_now(lane: str, tmp_path: Path) -> None:
+    """Renewed, it is read again; gone, no handshake is begun, and the ledger says why."""
+
+    async def main() -> None:
+        (tmp_path / "x").mkdir()
+        other = TargetCa(tmp_path / "x", "others").ca.read_bytes()
+        async with rig(tmp_path, alpn=BOTH) as r:
+            ca = r.extra["ca"].ca
+            good = ca.read_bytes()
+            host, flag = ("h2.good.test", "--http2") if lane == "h2" else ("api.good.test", "--http1.1")
+            for content, expected in ((good, 200), (other, 502), (None, 502), (good, 200)):
+                if content is None:
+                    ca.unlink()
+                else:
+                    ca.write_bytes(content)
+                for i in r.gateway._instances["run-1"]:
+                    r.gateway._hooks.pool.close(i.run)
+                code, out = await r.curl(
+                    *(flag, "-o", "/dev/null", "-w", "%{http_code}"), f"https://{host}:{r.direct}/ok/a"
+                )
+                assert (code, out) == (0, str(expected)), content
+            failed = [o for o in r.records("outcome") if o.get("reason")]
+            assert [o["reason"] for o in failed] == ["upstream_tls"] * 2
+            assert failed[1]["detail"].endswith("No such file or directory")
+
+    asyncio.run(main())

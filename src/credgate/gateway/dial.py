@@ -7,10 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address
 
+from credgate.errors import CredgateError
 from credgate.gateway.exchange import Target
 from credgate.gateway.pins import Pins
 from credgate.gateway.proxied import ProxyRefused, open_tunnel, tls_of
 from credgate.gateway.refusal import deny
+from credgate.gateway.upstream import Stamp, stamp
 from credgate.secretvalue import Secret
 from rules.addresses import AddressClass, closed, unmap
 from rules.policy import Address, CorporateProxy, Endpoint
@@ -42,7 +44,7 @@ class Dialler:
     resolve_timeout: float
     connect_timeout: float
     bundle: str = ""
-    _contexts: dict[CorporateProxy, ssl.SSLContext] = field(default_factory=dict, repr=False)
+    _contexts: dict[CorporateProxy, tuple[Stamp, ssl.SSLContext]] = field(default_factory=dict, repr=False)
 
     async def target(self, endpoint: Endpoint, host: str, secret: Secret | None = None) -> Target | Deny:
         """Judge every address of a host: one that is closed refuses the whole answer, or its owner could rebind.
@@ -115,6 +117,8 @@ class Dialler:
             raise DialError(Reason.UPSTREAM_UNREACHABLE, str(error)) from error
         except OSError as error:
             raise DialError(Reason.UPSTREAM_UNREACHABLE) from error
+        except CredgateError as error:
+            raise DialError(Reason.UPSTREAM_TLS, error.detail) from error
 
     async def _one(self, address: Address, target: Target) -> Streams:
         proxy = target.endpoint.proxy
@@ -130,9 +134,11 @@ class Dialler:
         return streams
 
     def _context(self, proxy: CorporateProxy) -> ssl.SSLContext:
-        if proxy not in self._contexts:
-            self._contexts[proxy] = tls_of(proxy, self.bundle)
-        return self._contexts[proxy]
+        now = stamp(proxy.ca)
+        known = self._contexts.get(proxy)
+        if known is None or known[0] != now:
+            known = self._contexts[proxy] = (now, tls_of(proxy, self.bundle))
+        return known[1]
 
 
 async def _open(address: Address, port: int, context: ssl.SSLContext | None = None, name: str = "") -> Streams:

@@ -16,6 +16,7 @@ from mitmproxy.tls import TlsData
 from OpenSSL import SSL
 
 from credgate.ca import Authority
+from credgate.errors import CredgateError
 from credgate.gateway.exchange import ClientState, Exchange, Target, exchange_of
 from credgate.gateway.http1 import BadHead
 from credgate.gateway.judge import Judge, apply, wire_of
@@ -226,7 +227,11 @@ class Hooks:
         alpn = b"h2" if start.context.client.alpn == b"h2" else b"http/1.1"
         if alpn.decode() not in target.endpoint.alpn and alpn == b"h2":
             raise RuntimeError("HTTP/2 was not offered for this endpoint")
-        start.ssl_conn = self.upstream.connection(target.endpoint, target.host, alpn)
+        try:
+            start.ssl_conn = self.upstream.connection(target.endpoint, target.host, alpn)
+        except CredgateError as error:  # a CA file that is gone; without a connection there is no handshake
+            handler.state.blame(target.key, Reason.UPSTREAM_TLS, error.detail)
+            handler.drop(start.conn)
 
     async def tls_established_server(self, handler: "GateHandler", data: TlsData) -> None:
         """The target's certificate was good."""

@@ -1,6 +1,7 @@
 """TLS towards the targets: the system's roots and an endpoint's own, never our CA; verification is never off."""
 
 import hashlib
+import os
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,25 @@ from credgate.trust import BUNDLES
 from rules.policy import Endpoint
 
 _MAX_CONTEXTS = 256
+_CA_HINT = "see `ca` of the endpoint in the policy"
+
+
+type _Key = tuple[Stamp, Stamp, bytes, bool]
+type Stamp = tuple[str, int, int, int]
+
+
+def stamp(file: str) -> Stamp:
+    """What changes when a file of certificates does: a renewed CA counts from the next connection on.
+
+    Raises CredgateError where it can't be found. "" stands for no file.
+    """
+    if not file:
+        return ("", 0, 0, 0)
+    try:
+        found = os.stat(file)  # noqa: PTH116 - for each connection: no object for it
+    except OSError as error:
+        raise CredgateError("ca_unusable", f"CA file {file}: {error.strerror}", _CA_HINT) from error
+    return (file, found.st_ino, found.st_mtime_ns, found.st_size)
 
 
 class UpstreamTls:
@@ -27,7 +47,7 @@ class UpstreamTls:
                 "no_trust_store", f"no CA bundle at any of {', '.join(BUNDLES)}", "install the ca-certificates package"
             )
         self._bundle = found
-        self._contexts: OrderedDict[tuple[str, bytes, bool], SSL.Context] = OrderedDict()
+        self._contexts: OrderedDict[_Key, SSL.Context] = OrderedDict()
 
     @property
     def bundle(self) -> Path:
@@ -52,9 +72,10 @@ class UpstreamTls:
         return connection
 
     def _context(self, ca: str, alpn: bytes, keys: bool) -> SSL.Context:
-        context = self._contexts.get((ca, alpn, keys))
+        key = (stamp(str(self._bundle)), stamp(ca), alpn, keys)
+        context = self._contexts.get(key)
         if context is None:
-            context = self._contexts[ca, alpn, keys] = self._build(ca, alpn, keys)
+            context = self._contexts[key] = self._build(ca, alpn, keys)
             if len(self._contexts) > _MAX_CONTEXTS:
                 self._contexts.popitem(last=False)
         return context
@@ -97,6 +118,4 @@ def _load(context: SSL.Context, file: str) -> None:
     try:
         context.load_verify_locations(file)
     except SSL.Error as error:
-        raise CredgateError(
-            "ca_unusable", f"CA file {file}: not a readable PEM bundle", "see `ca` of the endpoint in the policy"
-        ) from error
+        raise CredgateError("ca_unusable", f"CA file {file}: not a readable PEM bundle", _CA_HINT) from error
