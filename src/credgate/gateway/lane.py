@@ -157,6 +157,7 @@ class Lane(TargetSide):
 
     def _hand_over(self) -> Commands:
         """Leave the connection to mitmproxy's HTTP layers, from this head on."""
+        self._park()
         self._child = self._handler.http = http_layer(self.context)
         data, self._buffer = self._buffer, b""
         yield from self._child.handle_event(events.Start())
