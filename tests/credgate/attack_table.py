@@ -303,6 +303,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "2161": ("test_gateway_refuse.py::test_a_secret_that_is_not_there",),
     "643": ("test_gateway_attacks.py::test_one_verdict_on_the_forward_path_and_in_a_tunnel",),
     "342": ("test_gateway_lane.py::test_requests_sent_ahead_are_answered_in_turn",),
+    "637": ("test_gateway_attacks.py::test_the_table", "test_framing.py::test_a_requests_framing"),
+    "relay": ("test_gateway_attacks.py::test_the_table", "test_gateway_refuse.py::test_names_that_disagree"),
+    "2363": ("test_gateway_attacks.py::test_the_table",),
     "878": ("test_gateway_attacks.py::test_the_table",),
     "1118": ("test_gateway_lane.py::test_a_revoked_run_has_no_idle_connections",),
     "829": ("test_gateway_upstream.py::test_a_body_that_is_cut_off",),
@@ -345,4 +348,25 @@ ROWS = (
         "28",
     ),
     *("29", "30", "31", "32", "33", "34", "35", "36", "37", "38", "41", "42", "43", "45", "47", "48"),
+)
+# Reports from users of a comparable sandbox, those that are about what a gateway judges or passes on.
+USERS = (
+    *(
+        "1169",
+        "2353",
+        "2161",
+        "668",
+        "643",
+        "342",
+        "637",
+        "relay",
+        "878",
+        "2027",
+        "1967",
+        "2426",
+        "2586",
+        "1382",
+        "1118",
+    ),
+    *("829", "610", "2363", "docker#574", "opensandbox#1851", "opensandbox#1369", "onecli#251", "sbx#300"),
 )
