@@ -29,12 +29,10 @@ def visible(mine: JailSpec, parent: JailSpec) -> None:
 
     One answer for all: a jail must not learn from another which files of the host exist.
     """
-    shown = [*(e.path for e in parent.system), *(t.path for t in parent.trees), parent.workdir]
-    links = {path for path, _ in parent.links}
-    wanted = [*(t.path for t in mine.trees), *(path for path, _ in mine.links if path not in links)]
-    if mine.exe not in links:
-        wanted.append(mine.exe)
-    for path in wanted:
+    # A link of the parent's shows what lies behind it: the child's trees hold that, and are asked for themselves.
+    links = [path for path, _ in parent.links]
+    shown = [*(e.path for e in parent.system), *(t.path for t in parent.trees), parent.workdir, *links]
+    for path in (*(t.path for t in mine.trees), *(path for path, _ in mine.links), mine.exe):
         if not any(under(path, tree) for tree in shown):
             raise Refusal("not_found", f"{path}: not in the parent's jail", "", 127)
 
