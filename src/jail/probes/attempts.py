@@ -45,7 +45,7 @@ ALONE = frozenset(
         "kill_tree",
         "ipv6_late",
         "memory",
-    "memory_shared",
+        "memory_shared",
     ]
 )
 SECONDS = 8.0  # for one child
