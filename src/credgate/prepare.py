@@ -234,18 +234,20 @@ class Network:
     proxy_port: int
 
 
-def jail_spec(
-    run: str,
-    asked: Asked,
-    chosen: Effective,
-    person: Person,
-    places: Places,
-    trust: Trust,
-    decoys: Mapping[str, str],
-    network: Network,
-) -> JailSpec:
-    """Everything that the plan is computed from. Raises CredgateError: not found, refused tree, env, ..."""
-    policy, role = chosen.policy, chosen.policy.roles[chosen.role]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lent:
+    """What of the host a jail sees. `named`: real paths of the role's own trees, whose directories go on PATH."""
+
+    workdir: str
+    write: bool
+    command: Command
+    named: tuple[str, ...]
+    trees: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
+
+
+def _lent(asked: Asked, role: Role, person: Person, places: Places) -> Lent:
+    """Work tree, command and trees, each judged. Raises CredgateError for what is refused."""
     workdir, write = work_tree(asked, role, person, places)
     written = [*written_before(places), workdir]
     named, links = _named_trees(role, person, places, written)
@@ -258,16 +260,33 @@ def jail_spec(
         tools=named,
     )
     command = find_command(asked.argv[0], host)
-    trees = list(dict.fromkeys([*command.trees, *named]))
+    trees = tuple(dict.fromkeys([*command.trees, *named]))
     for tree in trees:
         expose(tree, places)
         refuse_wide(tree, person)
     hostsockets.refuse([workdir, *trees])
     refuse_group_trees([workdir, *trees], person, asked.groups)
+    both = tuple(dict.fromkeys([*command.links, *links]))
+    return Lent(workdir=workdir, write=write, command=command, named=tuple(named), trees=trees, links=both)
+
+
+def jail_spec(
+    run: str,
+    asked: Asked,
+    chosen: Effective,
+    person: Person,
+    places: Places,
+    trust: Trust,
+    decoys: Mapping[str, str],
+    network: Network,
+) -> JailSpec:
+    """Everything that the plan is computed from. Raises CredgateError: not found, refused tree, env, ..."""
+    policy, role = chosen.policy, chosen.policy.roles[chosen.role]
+    lent = _lent(asked, role, person, places)
     cwd = os.path.realpath(asked.cwd)
-    cwd = cwd if under(cwd, workdir) else workdir
-    inside = _inside(policy, role, person, command, named, network, cwd)
+    cwd = cwd if under(cwd, lent.workdir) else lent.workdir
     check_values(role, asked.env)
+    inside = _inside(policy, role, person, lent.command, lent.named, network, cwd)
     env = build_environment(asked.env, role.env, asked.env_names, decoys, inside)
     return JailSpec(
         run=run,
@@ -275,16 +294,16 @@ def jail_spec(
         gid=person.gid,
         user=person.name,
         home=person.home,
-        workdir=workdir,
-        workdir_write=write,
+        workdir=lent.workdir,
+        workdir_write=lent.write,
         cwd=cwd,
         argv=asked.argv,
-        exe=command.exe,
+        exe=lent.command.exe,
         env=tuple(env.items()),
         system=_entries(SYSTEM),
         etc=_entries([f"/etc/{name}" for name in ETC_ALLOWED]),
-        trees=tuple(Tree(path=tree) for tree in trees),
-        links=tuple(dict.fromkeys([*command.links, *links])),
+        trees=tuple(Tree(path=tree) for tree in lent.trees),
+        links=lent.links,
         trust=trust.mounts,
         gateway=network.gateway,
         jail_ip=network.jail,
@@ -295,7 +314,7 @@ def jail_spec(
         cpu=role.limits.cpu,
         file_size=role.limits.file_size,
         deadline=role.deadline,
-        landlock=_landlock(person.home, workdir if write else "", userns=role.allow_userns),
+        landlock=_landlock(person.home, lent.workdir if lent.write else "", userns=role.allow_userns),
         user_namespaces=NESTED if role.allow_userns else 0,
         seccomp=filter_of(role).bpf.hex(),
         check={"denied_name": CHECK_NAME, "bundle": INSIDE_BUNDLE, "bundle_sha256": trust.bundle_sha256},
