@@ -178,7 +178,7 @@ class Demo:
             answer = said[step]
             self.show(
                 what,
-                f"{answer.get('status')} {answer.get('code')}: {answer.get('message')}",
+                f"{answer.get('status')} {answer.get('code')}: {str(answer.get('message')).partition('. ')[0]}",
                 right=answer.get("code") == code,
             )
         self.show(
@@ -219,7 +219,7 @@ class Demo:
         verify = self.credgate("log", "verify")
         self.show(
             "credgate log verify",
-            verify.stdout.strip().splitlines()[0] if verify.stdout else verify.stderr,
+            next((line for line in verify.stdout.splitlines() if line.startswith("state")), verify.stderr),
             right=verify.returncode == 0,
         )
         records = json.loads(self.credgate("log", "show", "--json").stdout)["records"]
