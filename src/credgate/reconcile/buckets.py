@@ -4,16 +4,17 @@ A bucket is compared as a whole, over all models, as the ledger doesn't know the
 with success are counted; a call that failed may be billed or not.
 """
 
+from credgate.reconcile.gateway import Seen
 from credgate.reconcile.model import SECOND
 from credgate.reconcile.store import Store
 from credgate.reconcile.targets import Target
 
 
-def count(store: Store, src: int, target: Target, until: int | None) -> None:
+def count(store: Store, src: int, target: Target, seen: Seen, until: int | None) -> None:
     """Fill both result tables for such a source."""
     _assign(store, src, target)
     newest = store.number("SELECT max(te) FROM live WHERE src = ?", src)
-    end = (until if until is not None else newest) - target.delay_s * SECOND
+    end = (until if until is not None else max(newest, seen.last)) - target.delay_s * SECOND
     presence = target.counts == "presence"
     equal = "(coalesce(m, 0) > 0) = (coalesce(n, 0) > 0)" if presence else "coalesce(m, 0) = coalesce(n, 0)"
     store.run(

@@ -6,6 +6,7 @@ semicolons, which `words.py` turns into sentences.
 
 from collections.abc import Sequence
 
+from credgate.reconcile.buckets import count
 from credgate.reconcile.gateway import Seen
 from credgate.reconcile.join import OFF, Skew
 from credgate.reconcile.model import SECOND
@@ -28,9 +29,7 @@ def classify(store: Store, targets: Sequence[Target], skews: Sequence[Skew], see
     store.run("INSERT INTO tres SELECT r, class, '', other, '' FROM out")
     for src, (target, skew) in enumerate(zip(targets, skews, strict=True)):
         if target.counts:
-            from credgate.reconcile.buckets import count  # noqa: PLC0415
-
-            count(store, src, target, until)
+            count(store, src, target, seen, until)
             continue
         _paired(store, src, target, skew)
         _refused(store, src, target, skew)
@@ -172,7 +171,9 @@ def _refused(store: Store, src: int, target: Target, skew: Skew) -> None:
 def _left(store: Store, src: int, target: Target, skew: Skew, seen: Seen, until: int | None) -> None:
     """What has no counterpart."""
     newest = store.number("SELECT max(tt) FROM tg WHERE src = ?", src)
-    end = (until if until is not None else newest - skew.median) - target.delay_s * SECOND
+    # an export is taken to reach as far as the ledger does, unless --to says less: one that was cut would look like
+    # one that isn't complete yet
+    end = (until if until is not None else max(newest - skew.median, seen.last)) - target.delay_s * SECOND
     rules = [rule.id for rule in target.absent]
     store.run(
         "INSERT INTO gres SELECT s.src, s.g, CASE WHEN s.absent >= 0 THEN 'expected-absent' "

@@ -39,7 +39,7 @@ class Store:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.db = duckdb.connect(str(directory / "join.db"))
+        self.db = duckdb.connect(":memory:")  # in a file each statement would wait for the disk; it spills all the same
         self.db.execute(f"SET memory_limit = '{MEMORY}'")
         self.db.execute("SET threads = 2")
         self.db.execute("SET preserve_insertion_order = false")  # every result is ordered where it is read
