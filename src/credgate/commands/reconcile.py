@@ -17,6 +17,7 @@ from credgate.text import escape
 if TYPE_CHECKING:
     from credgate.reconcile.engine import Options
     from credgate.reconcile.result import Result
+    from credgate.reconcile.rows import Row
     from credgate.reconcile.selftest import Outcome
     from credgate.reconcile.store import Store
 
@@ -28,7 +29,8 @@ _EXAMPLES = """examples:
 
 exit codes: 0 clean, 1 warnings, 2 usage, 3 target-only, gateway-only or a coverage gap, 4 deny-but-seen
 """
-_SHOWN = 20
+_SHOWN = 5  # of a class on the terminal
+_JSON = 1000  # with --json; report.json has all
 _SOURCE = re.compile(r"([^=@]+)(?:@([^=]+))?=(.+)", re.DOTALL)
 
 
@@ -118,27 +120,36 @@ def _reconcile(options: argparse.Namespace) -> int:
 
 
 def _report(store: "Store", result: "Result", options: argparse.Namespace) -> int:
+    from credgate.reconcile.classes import MEANINGS, Class  # noqa: PLC0415
     from credgate.reconcile.output import as_json, write_report  # noqa: PLC0415
     from credgate.reconcile.rows import findings  # noqa: PLC0415
 
     summary = write_report(store, result, options.report)
-    shown = list(findings(store, result, _SHOWN + 1))
     if options.json:
-        found = [as_json(row) for row in shown[:_SHOWN]]
-        _say(json.dumps({**summary, "findings": found, "findings_cut": len(shown) > _SHOWN}, sort_keys=True))
+        shown = [as_json(row) for row in findings(store, result, _JSON + 1)]
+        cut = len(shown) > _JSON
+        _say(json.dumps({**summary, "findings": shown[:_JSON], "findings_cut": cut}, sort_keys=True))
         return int(result.severity)
     _summary(result)
-    for row in shown[:_SHOWN]:
+    for class_, meaning in MEANINGS.items():
+        # a gap has been said as a whole
+        if meaning.severity and class_ is not Class.COVERAGE_GAP:
+            _some(list(findings(store, result, _SHOWN + 1, str(class_))))
+    if options.report:
+        _say(f"report     {options.report / 'report.html'}, report.json, records.csv")
+    return int(result.severity)
+
+
+def _some(rows: "list[Row]") -> None:
+    """The first findings of one class."""
+    for row in rows[:_SHOWN]:
         refs = [f"ledger {row.ours.seq}"] if row.ours else []
         refs += [f"{row.theirs.file} record {row.theirs.record}"] if row.theirs else []
         what = row.ours or row.theirs
         where = f"{what.time} {what.method} {what.host}{what.path}" if what else ""
         _say(f"  {row.class_:15} {row.source}: {where} ({', '.join(refs)})\n  {'':15} {row.words}")
-    if len(shown) > _SHOWN:
-        _say("  ... more in the report: --report DIR")
-    if options.report:
-        _say(f"report     {options.report / 'report.html'}, report.json, records.csv")
-    return int(result.severity)
+    if len(rows) > _SHOWN:
+        _say(f"  {rows[0].class_:15} ... more of these in the report: --report DIR")
 
 
 def _say(text: str) -> None:
@@ -172,7 +183,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 def _self_test(options: argparse.Namespace) -> int:
     from credgate.reconcile.selftest import self_test  # noqa: PLC0415
 
-    outcomes: list["Outcome"] = []
+    outcomes: list[Outcome] = []
 
     def said(outcome: "Outcome") -> None:
         outcomes.append(outcome)

@@ -91,7 +91,7 @@ MEANINGS: dict[Class, Meaning] = {
 CHECKED = frozenset(
     {
         Class.MATCHED, Class.MATCHED_GROUP, Class.FIELD_MISMATCH, Class.OUT_OF_WINDOW, Class.AMBIGUOUS,
-        Class.UNKNOWN_OUTCOME, Class.NOT_LOGGED, Class.GATEWAY_ONLY, Class.COVERAGE_GAP,
+        Class.UNKNOWN_OUTCOME, Class.NOT_LOGGED, Class.GATEWAY_ONLY,
     }
 )  # fmt: skip
 

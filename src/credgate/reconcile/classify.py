@@ -35,9 +35,7 @@ def classify(store: Store, targets: Sequence[Target], skews: Sequence[Skew], see
         _refused(store, src, target, skew)
         _left(store, src, target, skew, seen, until)
         _gaps(store, src, skew, seen)
-    store.run(
-        "INSERT INTO gres SELECT -1, g, 'unchecked', '', 0, '', 0 FROM gw WHERE g NOT IN (SELECT g FROM gs) "
-    )
+    store.run("INSERT INTO gres SELECT -1, g, 'unchecked', '', 0, '', 0 FROM gw WHERE g NOT IN (SELECT g FROM gs) ")
 
 
 def _paired(store: Store, src: int, target: Target, skew: Skew) -> None:
@@ -49,7 +47,7 @@ def _paired(store: Store, src: int, target: Target, skew: Skew) -> None:
     size = _size_differs(target.size)
     ip = "len($3::VARCHAR[]) > 0 AND l.ip <> '' AND NOT list_contains($3, l.ip)"
     store.run(
-        "CREATE OR REPLACE TABLE seen AS SELECT p.g, p.r, p.how, p.grp, p.dt, l.kind, "  # noqa: S608
+        "CREATE OR REPLACE TABLE seen AS SELECT p.g, p.r, p.how, p.grp, p.dt, l.kind, "
         "g.status > 0 AND l.status > 0 AS has_status, g.status = l.status AS same_status, "
         "g.ok >= 0 AND l.ok >= 0 AS has_ok, g.ok = l.ok AS same_ok, concat_ws(';', "
         "CASE WHEN l.method <> '' AND l.method <> g.method THEN 'method' END, "
@@ -78,9 +76,9 @@ def _paired(store: Store, src: int, target: Target, skew: Skew) -> None:
         "CASE WHEN note = 'time' THEN 'out-of-window' WHEN note <> '' THEN 'field-mismatch' "
         "WHEN grp = 1 THEN 'matched-group' ELSE 'matched' END"
     )
-    store.run(f"INSERT INTO tres SELECT r, {kind}, how, g, note FROM judged")  # noqa: S608
+    store.run(f"INSERT INTO tres SELECT r, {kind}, how, g, note FROM judged")
     store.run(
-        f"INSERT INTO gres SELECT ?, g, {kind}, how, r, note, dt FROM (SELECT *, row_number() OVER "  # noqa: S608
+        f"INSERT INTO gres SELECT ?, g, {kind}, how, r, note, dt FROM (SELECT *, row_number() OVER "
         "(PARTITION BY g ORDER BY note = '', r) AS k FROM judged) WHERE k = 1",
         src,
     )
@@ -139,12 +137,13 @@ def _bad_routes(store: Store, src: int) -> list[tuple[str, str]]:
 def _refused(store: Store, src: int, target: Target, skew: Skew) -> None:
     """Records that nothing explains but a refusal of ours."""
     same = (
-        "g.method = l.method AND (CASE WHEN l.template = 1 THEN l.path = coalesce(t.route, '') ELSE l.path = g.path END)"
+        "g.method = l.method AND (CASE WHEN l.template = 1 THEN l.path = coalesce(t.route, '') ELSE l.path = "
+        "g.path END)"
         if target.strong
         else "(l.method = '' OR l.method = g.method)"
     )
     store.run(
-        "CREATE OR REPLACE TABLE hit AS SELECT * FROM (SELECT l.r, g.g, row_number() OVER "  # noqa: S608
+        "CREATE OR REPLACE TABLE hit AS SELECT * FROM (SELECT l.r, g.g, row_number() OVER "
         "(PARTITION BY l.r ORDER BY abs(l.tt - $2 - g.t0), g.g) AS k FROM live l JOIN gs s ON s.src = l.src "
         "AND (s.service = l.service OR l.service IN ('http', '')) JOIN gw g ON g.g = s.g AND g.ev = 'deny' "
         "LEFT JOIN route t ON t.src = s.src AND t.path = g.path "
@@ -158,9 +157,7 @@ def _refused(store: Store, src: int, target: Target, skew: Skew) -> None:
         "host" in target.key or not target.strong,
     )
     store.run("INSERT INTO tres SELECT r, 'deny-but-seen', 'window', g, '' FROM hit")
-    store.run(
-        "INSERT INTO gres SELECT ?, g, 'deny-but-seen', 'window', min(r), '', 0 FROM hit GROUP BY g", src
-    )
+    store.run("INSERT INTO gres SELECT ?, g, 'deny-but-seen', 'window', min(r), '', 0 FROM hit GROUP BY g", src)
     store.run(
         "INSERT INTO gres SELECT s.src, s.g, 'denied', '', 0, '', 0 FROM gs s JOIN gw g ON g.g = s.g "
         "WHERE s.src = ? AND g.ev = 'deny' AND s.g NOT IN (SELECT g FROM hit)",
@@ -219,7 +216,8 @@ def _left(store: Store, src: int, target: Target, skew: Skew, seen: Seen, until:
 def _gaps(store: Store, src: int, skew: Skew, seen: Seen) -> None:
     """Stretches without any record of the target's, within which requests of ours have no counterpart."""
     store.run(
-        "CREATE OR REPLACE TABLE quiet AS SELECT a, b FROM (SELECT moment AS b, lag(moment) OVER (ORDER BY moment) AS a FROM ("
+        "CREATE OR REPLACE TABLE quiet AS SELECT a, b FROM (SELECT moment AS b, lag(moment) OVER (ORDER BY "
+        "moment) AS a FROM ("
         "SELECT DISTINCT tt - $2 AS moment FROM tg WHERE src = $1 UNION SELECT $3 UNION SELECT $4)) WHERE b - a > $5",
         src,
         skew.median,

@@ -27,7 +27,12 @@ S3_CRED = "arn:aws:iam::123456789012:user/agent"
 LLM_CRED = "key_selftest"
 FORMATS = {"nginx": WEB, "github": API, "cloudtrail": AWS, "s3access": S3, "openai": LLM}
 _TARGET_CLOCK = 300_000  # the targets' clocks are this far before ours
-_ROUTES = ("/repos/:owner/:repo/issues", "/repos/:owner/:repo/pulls/:pull_number", "/user", "/repos/:owner/:repo/contents/:path")
+_ROUTES = (
+    "/repos/:owner/:repo/issues",
+    "/repos/:owner/:repo/pulls/:pull_number",
+    "/user",
+    "/repos/:owner/:repo/contents/:path",
+)
 _ACTIONS = ("GetCallerIdentity", "AssumeRole", "GetSessionToken")
 
 type Entry = tuple[int, str, int, dict[str, object]]  # time, event, number of the request, fields
@@ -57,7 +62,8 @@ class World:
 def write_ledger(directory: Path, entries: list[Entry]) -> None:
     """Link the entries into one closed segment, as the writer would have."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    head, seqs = Head(), {}
+    head = Head()
+    seqs: dict[int, int] = {}
     with (directory / segment_name(1)).open("wb") as file:
         for t, ev, number, fields in entries:
             if ev == "outcome":
@@ -138,7 +144,14 @@ def _both(world: World, made: _Made, intent: dict[str, object], outcome: dict[st
 
 
 def _refuse(world: World, at: int, number: int, host: str) -> None:
-    fields = {"run": "r-selftest", "verdict": "deny", "reason": "no_rule", "host": host, "port": 443, "method": "DELETE"}
+    fields = {
+        "run": "r-selftest",
+        "verdict": "deny",
+        "reason": "no_rule",
+        "host": host,
+        "port": 443,
+        "method": "DELETE",
+    }
     world.ledger.append((at, "deny", number, {**fields, "path": f"/refused/{number % 50}", "status": 403}))
 
 
@@ -183,7 +196,8 @@ def github_line(t: int, route: str, status: int, doc: str, cred: str = GITHUB_CR
     return json.dumps(
         {
             "@timestamp": t // 1000, "action": "api.request", "actor": "agent", "actor_ip": ip, "hashed_token": cred,
-            "request_method": "GET", "route": route, "status_code": status, "user_agent": "gh/2.60", "_document_id": doc,
+            "request_method": "GET", "route": route, "status_code": status, "user_agent": "gh/2.60",
+            "_document_id": doc,
         }
     )  # fmt: skip
 

@@ -2,41 +2,18 @@
 
 from collections.abc import Iterable, Mapping
 from html import escape
+from importlib import resources
 
 from credgate.reconcile.classes import CHECKED, MEANINGS, Class, Severity, severity
 from credgate.reconcile.result import Part, Result
 from credgate.reconcile.rows import Ours, Row, Theirs, findings, timelines, worst_words
 from credgate.reconcile.store import Store
-from credgate.reconcile.svg import chart
+from credgate.reconcile.svg import TONES, chart
 from credgate.reconcile.times import show
 
 SHOWN = 200  # findings of a class on the page; all are in report.json and records.csv
+SHOWN_OF_GAPS = 10  # a gap is said as a whole above
 _LABELS = {Severity.FINE: "fine", Severity.WARNING: "warning", Severity.FAIL: "fail", Severity.CRITICAL: "critical"}
-_STYLE = """
-:root{--ink:#1c2128;--soft:#59636e;--line:#d1d9e0;--paper:#fff;--pale:#f6f8fa;
---fine:#1a7f37;--warning:#8a5a00;--fail:#b3261e;--critical:#7a0c5a;--open:#8fa3b5}
-*{box-sizing:border-box}
-body{font:15px/1.5 system-ui,-apple-system,"Segoe UI","DejaVu Sans",sans-serif;color:var(--ink);background:var(--paper);
-max-width:1120px;margin:0 auto;padding:24px}
-h1{font-size:1.5rem;margin:0 0 4px}h2{font-size:1.15rem;margin:36px 0 8px;border-bottom:1px solid var(--line);padding-bottom:4px}
-h3{font-size:1rem;margin:20px 0 6px}p{margin:6px 0}.soft{color:var(--soft)}
-.verdict{border:1px solid var(--line);border-left:10px solid var(--tone);border-radius:6px;padding:16px 20px;margin:12px 0}
-.verdict p:first-child{font-size:1.25rem;font-weight:600;color:var(--tone);margin:0 0 6px}
-.fine{--tone:var(--fine)}.warning{--tone:var(--warning)}.fail{--tone:var(--fail)}.critical{--tone:var(--critical)}
-.tag{color:var(--tone);font-weight:600;white-space:nowrap}
-.alert{background:#fff1f0;border:1px solid var(--fail);padding:10px 14px;border-radius:6px;font-weight:600}
-table{border-collapse:collapse;width:100%;margin:8px 0;font-size:.87rem}
-th,td{text-align:left;vertical-align:top;padding:5px 8px;border-bottom:1px solid var(--line);overflow-wrap:anywhere}
-th{background:var(--pale);font-weight:600;overflow-wrap:normal}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
-code,.mono{font-family:ui-monospace,"DejaVu Sans Mono",Consolas,monospace;font-size:.82rem}
-dl{display:grid;grid-template-columns:max-content 1fr;gap:4px 16px;margin:8px 0}dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}
-svg{display:block;width:100%;height:auto}.bar{max-width:560px;margin:4px 0}
-figure{margin:14px 0}figcaption{font-weight:600;margin-bottom:2px}
-.findings td:first-child{width:30%}.findings td{width:35%}
-@media print{body{max-width:none;padding:0;font-size:10.5pt}h2{break-after:avoid}tr,figure,.verdict{break-inside:avoid}
-thead{display:table-header-group}*{-webkit-print-color-adjust:exact;print-color-adjust:exact}}
-@media (max-width:640px){body{padding:12px}dl{grid-template-columns:1fr}dt{margin-top:6px}}
-"""
 
 
 def page(store: Store, result: Result, summary: Mapping[str, object]) -> str:
@@ -60,10 +37,14 @@ def page(store: Store, result: Result, summary: Mapping[str, object]) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1"><meta name="color-scheme" content="light">'
-        f"<title>Reconciliation: {_LABELS[result.severity]}</title><style>{_STYLE}</style></head>\n<body>{body}"
+        f"<title>Reconciliation: {_LABELS[result.severity]}</title><style>{_style()}</style></head>\n<body>{body}"
         f'<p class="soft">{escape(str(summary["tool"]))}, report form {summary["schema"]}. '
         "All records with their classes: records.csv; all findings: report.json.</p></body></html>\n"
     )
+
+
+def _style() -> str:
+    return resources.files("credgate.reconcile").joinpath("report.css").read_text("utf-8")
 
 
 def _head(result: Result) -> str:
@@ -71,7 +52,8 @@ def _head(result: Result) -> str:
     alert = ""
     if int(report.status):
         why = escape(report.detail or report.kind)
-        alert = f'<p class="alert">The ledger did NOT verify ({report.status.name.lower()}: {why}). What follows is of unproven records.</p>'
+        state = f"The ledger did NOT verify ({report.status.name.lower()}: {why})"
+        alert = f'<p class="alert">{state}. What follows is of unproven records.</p>'
     tone = _LABELS[result.severity]
     totals = _totals(result)
     bad = [(name, count) for name, count in totals.items() if severity(name)]
@@ -88,7 +70,11 @@ def _head(result: Result) -> str:
 def _when(result: Result) -> str:
     seen = result.seen
     until = show(result.until) if result.until is not None else "the end of the exports"
-    return f"{show(result.since)} to {until}; {seen.allowed} requests allowed, {seen.denied} refused" if seen.records else ""
+    return (
+        f"{show(result.since)} to {until}; {seen.allowed} requests allowed, {seen.denied} refused"
+        if seen.records
+        else ""
+    )
 
 
 def _not_checked(result: Result) -> str:
@@ -134,7 +120,9 @@ def _table(head: Iterable[tuple[str, str]], rows: Iterable[Iterable[str]], kind:
     columns = list(head)
     top = "".join(f'<th scope="col" class="{mark}">{title}</th>' for title, mark in columns)
     body = "".join(
-        "<tr>" + "".join(f'<td class="{mark}">{cell}</td>' for cell, (_, mark) in zip(row, columns, strict=True)) + "</tr>"
+        "<tr>"
+        + "".join(f'<td class="{mark}">{cell}</td>' for cell, (_, mark) in zip(row, columns, strict=True))
+        + "</tr>"
         for row in rows
     )
     return f'<table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
@@ -145,27 +133,33 @@ def _tone(name: str) -> str:
     return f'<span class="tag {label}">{escape(name)}</span>'
 
 
+def _section(title: str, body: str) -> str:
+    return f'<h2 id="{title.lower().replace(" ", "-")}">{title}</h2>{body}'
+
+
 def _counts(result: Result) -> str:
-    names = [str(name) for name in MEANINGS if any(name in part.gateway or name in part.records for part in result.parts)]
+    names = [
+        str(name) for name in MEANINGS if any(name in part.gateway or name in part.records for part in result.parts)
+    ]
     rows = []
     for name in names:
         ours = sum(part.gateway.get(name, 0) for part in result.parts)
         theirs = sum(part.records.get(name, 0) for part in result.parts)
-        rows.append([_tone(name), str(ours or "–"), str(theirs or "–"), escape(MEANINGS[Class(name)].words)])
+        rows.append([_tone(name), str(ours or "-"), str(theirs or "-"), escape(MEANINGS[Class(name)].words)])
     note = (
         '<p class="soft">A request is counted once for each export that covers its target.</p>'
         if len(result.parts) > 1
         else ""
     )
     head = [("Class", ""), ("Requests", "n"), ("Records", "n"), ("What it means", "")]
-    return f"<h2>Counts</h2>{note}{_table(head, rows)}"
+    return _section("Counts", note + _table(head, rows))
 
 
 def _of_sources(result: Result) -> str:
     if not result.findings:
         return ""
     rows = [[_tone(item.class_), escape(item.source), escape(item.words)] for item in result.findings]
-    return f"<h2>Findings about whole exports</h2>{_table([('Class', ''), ('Source', ''), ('What', '')], rows)}"
+    return _section("Findings about whole exports", _table([("Class", ""), ("Source", ""), ("What", "")], rows))
 
 
 def _timelines(store: Store, result: Result) -> str:
@@ -173,11 +167,16 @@ def _timelines(store: Store, result: Result) -> str:
     if not lines:
         return ""
     figures = "".join(f"<figure><figcaption>{escape(line.title)}</figcaption>{chart(line)}</figure>" for line in lines)
-    keys = "".join(
-        f'<svg viewBox="0 0 12 12" style="width:12px;display:inline" aria-hidden="true"><rect width="12" height="12" fill="{tone}"/></svg> {text}&emsp;'
-        for tone, text in (("#3d6ea5", "in agreement"), ("#b9c4cf", "expected to be absent, or pending"), ("#b3261e", "findings"))
-    )
-    return f'<h2>Over time</h2><p class="soft">{keys}</p>{figures}'
+    keys = "".join(_legend(tone, words) for tone, words in zip(TONES, _KINDS, strict=True))
+    return _section("Over time", f'<p class="soft">{keys}</p>{figures}')
+
+
+_KINDS = ("in agreement", "expected to be absent, or pending", "findings")
+
+
+def _legend(tone: str, words: str) -> str:
+    square = f'<rect width="12" height="12" fill="{tone}"/>'
+    return f'<svg class="key" viewBox="0 0 12 12" aria-hidden="true">{square}</svg> {words}&emsp;'
 
 
 def _findings(store: Store, result: Result) -> str:
@@ -185,14 +184,15 @@ def _findings(store: Store, result: Result) -> str:
     for name, meaning in MEANINGS.items():
         if not meaning.severity:
             continue
-        rows = list(findings(store, result, SHOWN + 1, str(name)))
+        shown = SHOWN_OF_GAPS if name is Class.COVERAGE_GAP else SHOWN
+        rows = list(findings(store, result, shown + 1, str(name)))
         if not rows:
             continue
-        more = f'<p class="soft">The first {SHOWN}; the others are in report.json.</p>' if len(rows) > SHOWN else ""
-        cells = [[escape(row.words) + _join(row), _ours(row.ours), _theirs(row.theirs)] for row in rows[:SHOWN]]
+        more = f'<p class="soft">The first {shown}; the others are in report.json.</p>' if len(rows) > shown else ""
+        cells = [[escape(row.words) + _join(row), _ours(row.ours), _theirs(row.theirs)] for row in rows[:shown]]
         head = [("Why", ""), ("In the ledger", ""), ("At the target", "")]
         out.append(f"<h3>{_tone(name)}</h3>{more}{_table(head, cells, 'findings')}")
-    return f"<h2>Findings</h2>{''.join(out) or '<p>None.</p>'}"
+    return _section("Findings", "".join(out) or "<p>None.</p>")
 
 
 def _join(row: Row) -> str:
@@ -230,11 +230,11 @@ def _shared(result: Result) -> str:
         return ""
     rows = [[escape(host), str(runs), str(requests)] for host, runs, requests in result.shared]
     head = [("Host", ""), ("Runs", "n"), ("Requests", "n")]
-    return f"<h2>Targets that several runs reached</h2>{_table(head, rows)}"
+    return _section("Targets that several runs reached", _table(head, rows))
 
 
 def _sources(result: Result) -> str:
-    return "<h2>Exports</h2>" + "".join(_source(part) for part in result.parts)
+    return _section("Exports", "".join(_source(part) for part in result.parts))
 
 
 def _source(part: Part) -> str:
@@ -264,7 +264,9 @@ def _source(part: Part) -> str:
         for file in part.files
     ]
     head = [("File", ""), ("Records", "n"), ("Unreadable", ""), ("SHA-256", "")]
-    return f"<h3>{escape(part.target.title)} ({escape(part.target.name)})</h3>{_facts(facts)}{_table(head, rows)}"
+    return (
+        f"<h3>{escape(part.target.title)} ({escape(part.target.name)})</h3>{_facts(facts)}{_table(head, rows, 'files')}"
+    )
 
 
 def _facts(facts: Iterable[tuple[str, str]]) -> str:
@@ -282,11 +284,15 @@ def _ledger(result: Result) -> str:
         ("Policies, SHA-256", ", ".join(sorted(seen.policies)) or "none named"),
         ("Notes", "; ".join(report.notes) or "none"),
     ]
-    return f"<h2>Ledger</h2>{_facts(facts)}"
+    return _section("Ledger", _facts(facts))
 
 
 def _parameters(result: Result) -> str:
-    facts = [(escape(name), str(value)) for name, value in result.parameters.items() if name != "sources"]
+    facts = [
+        (escape(name), "not given" if value is None else str(value))
+        for name, value in result.parameters.items()
+        if name != "sources"
+    ]
     rows = [
         [
             escape(part.target.name),
@@ -298,10 +304,17 @@ def _parameters(result: Result) -> str:
         ]
         for part in result.parts
     ]
-    head = [("Source", ""), ("Format", ""), ("Its time is", ""), ("Delay", "n"), ("Key", ""), ("Expected to be absent", "")]
-    return f"<h2>Parameters</h2>{_facts(facts)}{_table(head, rows)}"
+    head = [
+        ("Source", ""),
+        ("Format", ""),
+        ("Its time is", ""),
+        ("Delay", "n"),
+        ("Key", ""),
+        ("Expected to be absent", ""),
+    ]
+    return _section("Parameters", _facts(facts) + _table(head, rows))
 
 
 def _meanings() -> str:
     rows = [[_tone(name), _LABELS[m.severity], escape(m.words)] for name, m in MEANINGS.items()]
-    return f"<h2>All classes</h2>{_table([('Class', ''), ('Severity', ''), ('What it means', '')], rows)}"
+    return _section("All classes", _table([("Class", ""), ("Severity", ""), ("What it means", "")], rows))

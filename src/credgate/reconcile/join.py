@@ -61,11 +61,12 @@ def _by_ids(store: Store, src: int, target: Target) -> None:
         ("client id", "JOIN tid i ON i.r = l.r AND i.kind = 'client' JOIN gid d ON d.id = i.id JOIN gw g ON g.g = d.g"),
     ):
         store.run(
-            "CREATE OR REPLACE TABLE found AS SELECT DISTINCT g.g, l.r, l.action, l.method, l.path, l.category, "  # noqa: S608
+            "CREATE OR REPLACE TABLE found AS SELECT DISTINCT g.g, l.r, l.action, l.method, l.path, l.category, "
             "l.prim, l.tt, l.ok, l.status, l.ip, "
             f"l.tt - {_ours(target)} AS dt FROM live l {candidates} JOIN gs s ON s.g = g.g AND s.src = l.src "
             f"WHERE l.src = ? AND {allowed} AND l.kind = 'request' "
-            "AND l.r NOT IN (SELECT r FROM pair WHERE src = l.src) AND g.g NOT IN (SELECT g FROM pair WHERE src = l.src)",
+            "AND l.r NOT IN (SELECT r FROM pair WHERE src = l.src) AND g.g NOT IN (SELECT g FROM pair WHERE "
+            "src = l.src)",
             src,
         )
         # each record goes to the nearest request of its id
@@ -82,7 +83,7 @@ def _by_ids(store: Store, src: int, target: Target) -> None:
         # client chose, which another client may have copied
         several = "twin = 1" if by_target else "sort = 1"
         store.run(
-            f"INSERT INTO pair SELECT ?, g, r, ?, 0, dt FROM best WHERE {'place = 1' if target.one else several}",  # noqa: S608
+            f"INSERT INTO pair SELECT ?, g, r, ?, 0, dt FROM best WHERE {'place = 1' if target.one else several}",
             src,
             how,
         )
@@ -98,10 +99,10 @@ def measure(store: Store, src: int, target: Target) -> Skew:
         ("paired records", "SELECT dt FROM pair WHERE src = $1"),
         ("Date headers", "SELECT g.skew AS dt FROM gw g JOIN gs s ON s.g = g.g WHERE s.src = $1 AND g.dated = 1"),
     ):
-        samples, median = store.one(f"SELECT count(*), quantile_disc(dt, 0.5) FROM ({sql})", src)  # noqa: S608
+        samples, median = store.one(f"SELECT count(*), quantile_disc(dt, 0.5) FROM ({sql})", src)
         if not isinstance(median, int) or not isinstance(samples, int):
             continue
-        mad = store.number(f"SELECT quantile_disc(abs(dt - {median}), 0.5) FROM ({sql})", src)  # noqa: S608
+        mad = store.number(f"SELECT quantile_disc(abs(dt - {median}), 0.5) FROM ({sql})", src)
         window = min(max(LEAST_WINDOW, 4 * mad), OFF) + resolution
         return Skew(median=median, mad=mad, samples=samples, by=by, window=window)
     return Skew(window=LEAST_WINDOW + resolution)
@@ -137,7 +138,7 @@ def _key(names: list[str], *, ours: bool) -> str:
 def _islands(store: Store, src: int, target: Target, key: list[str], shift: int, window: int) -> None:
     """Fill `isle`: what is left of both sides, in groups of one key without a pause longer than the window."""
     store.run(
-        "CREATE OR REPLACE TABLE isle AS WITH both_ AS ("  # noqa: S608
+        "CREATE OR REPLACE TABLE isle AS WITH both_ AS ("
         f"SELECT {_key(key, ours=True)} AS k, 0 AS side, g.g AS id, {_ours(target)} AS moment FROM gs s "
         "JOIN gw g ON g.g = s.g LEFT JOIN route t ON t.src = s.src AND t.path = g.path "
         "WHERE s.src = $1 AND g.ev <> 'deny' AND s.g NOT IN (SELECT g FROM pair WHERE src = $1) "
@@ -145,7 +146,8 @@ def _islands(store: Store, src: int, target: Target, key: list[str], shift: int,
         "WHERE l.src = $1 AND l.kind = 'request' AND l.r NOT IN (SELECT r FROM pair WHERE src = $1)), "
         "jumps AS (SELECT *, CASE WHEN moment - lag(moment) OVER (PARTITION BY k ORDER BY moment, side, id) > $3 "
         "THEN 1 ELSE 0 END AS jump FROM both_), "
-        "grouped AS (SELECT k, side, id, moment, sum(jump) OVER (PARTITION BY k ORDER BY moment, side, id) AS isle FROM jumps) "
+        "grouped AS (SELECT k, side, id, moment, sum(jump) OVER (PARTITION BY k ORDER BY moment, side, id) "
+        "AS isle FROM jumps) "
         "SELECT *, count(*) FILTER (side = 0) OVER i AS n, count(*) FILTER (side = 1) OVER i AS m, "
         "row_number() OVER (PARTITION BY k, isle, side ORDER BY moment, id) AS place FROM grouped "
         "WINDOW i AS (PARTITION BY k, isle)",

@@ -9,7 +9,7 @@ from credgate.ledger.files import segment_name
 from credgate.reconcile.classes import Class
 from credgate.reconcile.fabricate import AWS, BEGIN, WEB, World, aws_line, s3_line, web_line
 from credgate.reconcile.model import SECOND
-from credgate.reconcile.times import clf, moment
+from credgate.reconcile.times import clf, moment, show
 
 REFUSED = "refused"  # the ledger doesn't verify, and nothing is joined
 
@@ -58,7 +58,7 @@ def _s3_text(world: World, old: str, new: str) -> None:
 
 
 def _status(world: World) -> None:
-    _s3_text(world, " HTTP/1.1\" 200 ", " HTTP/1.1\" 503 ")
+    _s3_text(world, ' HTTP/1.1" 200 ', ' HTTP/1.1" 503 ')
 
 
 def _path(world: World) -> None:
@@ -85,8 +85,6 @@ def _moved_clock(world: World) -> None:
 
 
 def _later(text: str, seconds: int) -> str:
-    from credgate.reconcile.times import show  # noqa: PLC0415
-
     return f"{show(moment(text) + seconds * SECOND)[:19]}Z"
 
 
@@ -139,7 +137,8 @@ def _short_ledger(world: World) -> None:
 
 
 def _forgotten_request(world: World) -> None:
-    number = next(n for _, ev, n, fields in world.ledger[len(world.ledger) // 2 :] if ev == "intent" and fields["host"] == AWS)
+    later = world.ledger[len(world.ledger) // 2 :]
+    number = next(n for _, ev, n, fields in later if ev == "intent" and fields["host"] == AWS)
     world.ledger = [entry for entry in world.ledger if entry[2] != number]
 
 
@@ -191,27 +190,152 @@ def _s3_outside(world: World) -> None:
 
 
 LIES = (
-    Lie(name="outside-call", words="a request to the web server that went around the gateway", tell=_outside_web, found=Class.TARGET_ONLY),
-    Lie(name="outside-key", words="the AWS key used elsewhere", tell=_outside_aws, found=Class.TARGET_ONLY),
-    Lie(name="outside-address", words="the bucket read from another address", tell=_s3_outside, found=Class.TARGET_ONLY, note="other-address"),
-    Lie(name="removed-record", words="a line cut out of the target's log", tell=_removed_record, found=Class.GATEWAY_ONLY),
-    Lie(name="altered-status", words="another status in the target's log", tell=_status, found=Class.FIELD_MISMATCH, note="status"),
-    Lie(name="altered-path", words="another path in the target's log", tell=_path, found=Class.FIELD_MISMATCH, note="path"),
-    Lie(name="altered-size", words="another size in the target's log", tell=_size, found=Class.FIELD_MISMATCH, note="bytes"),
-    Lie(name="other-address", words="a pair whose record names another source address", tell=_address, found=Class.FIELD_MISMATCH, note="address"),
-    Lie(name="other-credential", words="a pair whose record names another credential", tell=_other_credential, found=Class.FIELD_MISMATCH, note="credential"),
-    Lie(name="moved-clock", words="a clock moved by ten minutes for a while", tell=_moved_clock, found=Class.OUT_OF_WINDOW, note="time"),
-    Lie(name="wrong-clock", words="a clock that is two hours off", tell=_wrong_clock, found=Class.CLOCK),
-    Lie(name="denied-yet-seen", words="a refused request that reached its target", tell=_denied_yet_seen, found=Class.DENY_BUT_SEEN),
-    Lie(name="replay", words="a request made again later", tell=_replay, found=Class.TARGET_ONLY),
-    Lie(name="copied-tag", words="another request under a tag of ours", tell=_copied_tag, found=Class.TARGET_ONLY, note="replayed"),
-    Lie(name="missing-hour", words="an hour missing from the target's log", tell=_missing_hour, found=Class.COVERAGE_GAP),
-    Lie(name="short-ledger", words="the end of the ledger cut off, and closed anew", tell=_short_ledger, found=Class.TARGET_ONLY, note="after-ledger"),
-    Lie(name="forgotten-request", words="a request left out of a ledger that was chained anew", tell=_forgotten_request, found=Class.TARGET_ONLY),
-    Lie(name="invented-request", words="a request in the ledger that was never made", tell=_invented_request, found=Class.GATEWAY_ONLY),
-    Lie(name="edited-line", words="a line of the ledger changed", tell=_in_file(_edited), found=REFUSED),
-    Lie(name="lost-line", words="a line of the ledger removed", tell=_in_file(lambda lines: lines[:40] + lines[41:]), found=REFUSED),
-    Lie(name="doubled-export", words="each record of an export twice", tell=_doubled, found=Class.DUPLICATE),
-    Lie(name="more-usage", words="a call that only the provider's bill knows", tell=_more_usage, found=Class.TARGET_ONLY, note="count"),
-    Lie(name="torn-line", words="a torn line in an export", tell=_torn, found=Class.UNREADABLE),
-)  # fmt: skip
+    Lie(
+        name="outside-call",
+        words="a request to the web server that went around the gateway",
+        tell=_outside_web,
+        found=Class.TARGET_ONLY,
+    ),
+    Lie(
+        name="outside-key",
+        words="the AWS key used elsewhere",
+        tell=_outside_aws,
+        found=Class.TARGET_ONLY,
+    ),
+    Lie(
+        name="outside-address",
+        words="the bucket read from another address",
+        tell=_s3_outside,
+        found=Class.TARGET_ONLY,
+        note="other-address",
+    ),
+    Lie(
+        name="removed-record",
+        words="a line cut out of the target's log",
+        tell=_removed_record,
+        found=Class.GATEWAY_ONLY,
+    ),
+    Lie(
+        name="altered-status",
+        words="another status in the target's log",
+        tell=_status,
+        found=Class.FIELD_MISMATCH,
+        note="status",
+    ),
+    Lie(
+        name="altered-path",
+        words="another path in the target's log",
+        tell=_path,
+        found=Class.FIELD_MISMATCH,
+        note="path",
+    ),
+    Lie(
+        name="altered-size",
+        words="another size in the target's log",
+        tell=_size,
+        found=Class.FIELD_MISMATCH,
+        note="bytes",
+    ),
+    Lie(
+        name="other-address",
+        words="a pair whose record names another source address",
+        tell=_address,
+        found=Class.FIELD_MISMATCH,
+        note="address",
+    ),
+    Lie(
+        name="other-credential",
+        words="a pair whose record names another credential",
+        tell=_other_credential,
+        found=Class.FIELD_MISMATCH,
+        note="credential",
+    ),
+    Lie(
+        name="moved-clock",
+        words="a clock moved by ten minutes for a while",
+        tell=_moved_clock,
+        found=Class.OUT_OF_WINDOW,
+        note="time",
+    ),
+    Lie(
+        name="wrong-clock",
+        words="a clock that is two hours off",
+        tell=_wrong_clock,
+        found=Class.CLOCK,
+    ),
+    Lie(
+        name="denied-yet-seen",
+        words="a refused request that reached its target",
+        tell=_denied_yet_seen,
+        found=Class.DENY_BUT_SEEN,
+    ),
+    Lie(
+        name="replay",
+        words="a request made again later",
+        tell=_replay,
+        found=Class.TARGET_ONLY,
+    ),
+    Lie(
+        name="copied-tag",
+        words="another request under a tag of ours",
+        tell=_copied_tag,
+        found=Class.TARGET_ONLY,
+        note="replayed",
+    ),
+    Lie(
+        name="missing-hour",
+        words="an hour missing from the target's log",
+        tell=_missing_hour,
+        found=Class.COVERAGE_GAP,
+    ),
+    Lie(
+        name="short-ledger",
+        words="the end of the ledger cut off, and closed anew",
+        tell=_short_ledger,
+        found=Class.TARGET_ONLY,
+        note="after-ledger",
+    ),
+    Lie(
+        name="forgotten-request",
+        words="a request left out of a ledger that was chained anew",
+        tell=_forgotten_request,
+        found=Class.TARGET_ONLY,
+    ),
+    Lie(
+        name="invented-request",
+        words="a request in the ledger that was never made",
+        tell=_invented_request,
+        found=Class.GATEWAY_ONLY,
+    ),
+    Lie(
+        name="edited-line",
+        words="a line of the ledger changed",
+        tell=_in_file(_edited),
+        found=REFUSED,
+    ),
+    Lie(
+        name="lost-line",
+        words="a line of the ledger removed",
+        tell=_in_file(lambda lines: lines[:40] + lines[41:]),
+        found=REFUSED,
+    ),
+    Lie(
+        name="doubled-export",
+        words="each record of an export twice",
+        tell=_doubled,
+        found=Class.DUPLICATE,
+    ),
+    Lie(
+        name="more-usage",
+        words="a call that only the provider's bill knows",
+        tell=_more_usage,
+        found=Class.TARGET_ONLY,
+        note="count",
+    ),
+    Lie(
+        name="torn-line",
+        words="a torn line in an export",
+        tell=_torn,
+        found=Class.UNREADABLE,
+    ),
+)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from credgate.reconcile.model import ReconcileError
 
@@ -48,7 +49,7 @@ def expand(patterns: list[str]) -> list[Path]:
     found: dict[Path, None] = {}
     for pattern in patterns:
         plain = Path(pattern)
-        matches = [pattern] if plain.is_file() else glob.glob(pattern, recursive=True)
+        matches = [pattern] if plain.is_file() else glob.glob(pattern, recursive=True)  # noqa: PTH207  absolute ones too
         files = [Path(name) for name in matches if Path(name).is_file()]
         if plain.is_dir():
             files = [path for path in plain.rglob("*") if path.is_file()]
@@ -77,6 +78,9 @@ class _Hashed(io.RawIOBase):
         return count or 0
 
 
+type _Stream = io.BufferedReader[Any]
+
+
 class Opened:
     """An open export: plain or gzip, UTF-8 or UTF-16 with a mark. A context manager; at its end `source` is whole."""
 
@@ -91,8 +95,8 @@ class Opened:
         self._buffered = io.BufferedReader(self._raw, _CHUNK)
         self._stream = self._decoded()
 
-    def _decoded(self) -> io.BufferedReader:
-        stream = self._buffered
+    def _decoded(self) -> "_Stream":
+        stream: _Stream = self._buffered
         if stream.peek(2)[:2] == b"\x1f\x8b":
             stream = io.BufferedReader(gzip.GzipFile(fileobj=stream), _CHUNK)
         try:
@@ -122,7 +126,7 @@ class Opened:
             return self._stream.read1(size)
         except (OSError, EOFError, zlib.error, UnicodeError):
             self.source.lost("compression or encoding broken")
-            self._stream = io.BufferedReader(io.BytesIO())  # type: ignore[arg-type]
+            self._stream = io.BufferedReader(io.BytesIO())
             return b""
 
     def lines(self, first: bytes = b"") -> Iterator[bytes]:
@@ -151,7 +155,7 @@ def _trimmed(line: bytes) -> bytes:
 
 
 class _Recoded(io.RawIOBase):
-    def __init__(self, stream: io.BufferedReader) -> None:
+    def __init__(self, stream: _Stream) -> None:
         self._reader = codecs.getreader("utf-16")(stream)
 
     def readable(self) -> bool:

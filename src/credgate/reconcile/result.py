@@ -66,14 +66,19 @@ class Result:
 def gather(store: Store, result: Result) -> None:
     """Count what the tables hold, and find what concerns whole sources."""
     for src, part in enumerate(result.parts):
-        part.gateway = _counts(store, "SELECT class, count(*) FROM gres WHERE src = ? GROUP BY class ORDER BY class", src)
+        part.gateway = _counts(
+            store, "SELECT class, count(*) FROM gres WHERE src = ? GROUP BY class ORDER BY class", src
+        )
         part.records = _counts(
             store,
-            "SELECT x.class, count(*) FROM tres x JOIN tg ON tg.r = x.r WHERE tg.src = ? GROUP BY x.class ORDER BY x.class",
+            "SELECT x.class, count(*) FROM tres x JOIN tg ON tg.r = x.r WHERE tg.src = ? GROUP BY x.class "
+            "ORDER BY x.class",
             src,
         )
         result.findings += _of_source(store, src, part)
-    result.unchecked = store.number("SELECT count(*) FROM gres x JOIN gw g ON g.g = x.g WHERE src = -1 AND g.ev <> 'deny'")
+    result.unchecked = store.number(
+        "SELECT count(*) FROM gres x JOIN gw g ON g.g = x.g WHERE src = -1 AND g.ev <> 'deny'"
+    )
     result.allowed = store.number("SELECT count(*) FROM gw WHERE ev <> 'deny'")
     result.checkable = store.number(
         "SELECT count(DISTINCT g) FROM gres WHERE class IN (SELECT unnest(?))", sorted(CHECKED)
@@ -95,7 +100,9 @@ def _of_source(store: Store, src: int, part: Part) -> list[Finding]:
     name, found = part.target.name, []
     lost = sum(sum(file.unreadable.values()) for file in part.files)
     if lost:
-        words = f"{lost} of {sum(file.records for file in part.files)} records could not be read: any of them may be one"
+        words = (
+            f"{lost} of {sum(file.records for file in part.files)} records could not be read: any of them may be one"
+        )
         found.append(Finding(source=name, class_=Class.UNREADABLE, count=lost, words=words))
     if abs(part.skew.median) > OFF:
         words = f"the target's clock is {part.skew.median / 1e6:+.1f} s off ours, by {part.skew.by}"

@@ -79,7 +79,7 @@ def findings(store: Store, result: Result, limit: int | None = None, class_: str
     rules = result.rules
     where = "WHERE v.class = $1" if class_ else "WHERE $1 = ''"
     sql = (
-        "SELECT v.class, s.source, v.how, v.note, g.g, g.run, g.t0, g.host, g.method, g.path, g.status, g.secret, "  # noqa: S608
+        "SELECT v.class, s.source, v.how, v.note, g.g, g.run, g.t0, g.host, g.method, g.path, g.status, g.secret, "
         "l.r, f.name, l.rec, l.tt, l.host, l.method, l.path, l.action, l.status, l.ip, l.cred FROM grave v "
         "JOIN sources s ON s.src = v.src LEFT JOIN gw g ON g.g = v.g LEFT JOIN tg l ON l.r = v.r "
         f"LEFT JOIN files f ON f.file = l.file {where} "
@@ -119,23 +119,26 @@ _COLUMNS = (
 def write_csv(store: Store, path: Path) -> None:
     """One row a request and source, then one a record. No cell begins as a spreadsheet's formula does."""
     ours = (
-        "SELECT 0 AS o, g.g AS p, x.src AS q, 'ledger' AS side, s.source, x.class, k.rank AS severity, x.how AS \"join\", "
+        "SELECT 0 AS o, g.g AS p, x.src AS q, 'ledger' AS side, s.source, x.class, k.rank AS severity, x.how "
+        'AS "join", '
         f"x.note, g.g AS ledger_seq, g.run, {_PLAIN.format('g.t0')} AS time, g.host, g.method, g.path, g.ev AS action, "
-        "g.status, g.secret, '' AS file, NULL AS record, NULL AS counterpart_seq, coalesce(f.name, '') AS counterpart_file, "
+        "g.status, g.secret, '' AS file, NULL AS record, NULL AS counterpart_seq, coalesce(f.name, '') AS "
+        "counterpart_file, "
         "l.rec AS counterpart_record, '' AS source_address, '' AS credential, x.dt AS late_us "
         "FROM gres x JOIN gw g ON g.g = x.g JOIN sources s ON s.src = x.src JOIN ranks k ON k.class = x.class "
         "LEFT JOIN tg l ON l.r = x.r LEFT JOIN files f ON f.file = l.file"
     )
     theirs = (
         "SELECT 1, l.r, l.src, 'target', s.source, x.class, k.rank, x.how, x.note, NULL, '', "
-        f"{_PLAIN.format('l.tt')}, l.host, l.method, l.path, l.action, l.status, '', f.name, l.rec, nullif(x.g, 0), '', "
+        f"{_PLAIN.format('l.tt')}, l.host, l.method, l.path, l.action, l.status, '', f.name, l.rec, "
+        f"nullif(x.g, 0), '', "
         "NULL, l.ip, l.cred, NULL FROM tres x JOIN tg l ON l.r = x.r JOIN sources s ON s.src = l.src "
         "JOIN ranks k ON k.class = x.class JOIN files f ON f.file = l.file"
     )
     cells = ", ".join(_cell(name) for name in _COLUMNS)
     target = str(path).replace("'", "''")
     store.run(
-        f"COPY (SELECT {cells} FROM ({ours} UNION ALL {theirs}) ORDER BY o, p, q) TO '{target}' "  # noqa: S608
+        f"COPY (SELECT {cells} FROM ({ours} UNION ALL {theirs}) ORDER BY o, p, q) TO '{target}' "
         "(FORMAT csv, HEADER true, DELIMITER ',', QUOTE '\"', ESCAPE '\"')"
     )
 
@@ -147,7 +150,7 @@ def _cell(name: str) -> str:
     if name in _NUMBERS:
         return f'"{name}"'
     # a spreadsheet takes =, +, -, @, and after some white space them too, for the begin of a formula
-    return f"CASE WHEN regexp_matches(\"{name}\", '^\\s*[=+\\-@|%]') THEN '''' || \"{name}\" ELSE \"{name}\" END AS \"{name}\""
+    return f'CASE WHEN regexp_matches("{name}", \'^\\s*[=+\\-@|%]\') THEN \'\'\'\' || "{name}" ELSE "{name}" END AS "{name}"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,13 +172,16 @@ def timelines(store: Store, result: Result) -> list[Timeline]:
     out = []
     for src, part in enumerate(result.parts):
         out.append(_timeline(store, part.target.title, begin, step, src, None))
-        out += [_timeline(store, f"{part.target.title}, {cred}", begin, step, src, cred) for cred in part.held[:20]]
+        if len(part.held) > 1:  # of one alone it would be the same picture again
+            held = part.held[:20]
+            out += [_timeline(store, f"{part.target.title}, credential {c}", begin, step, src, c) for c in held]
     return out
 
 
 def _span(store: Store) -> tuple[int, int]:
     begin, end = store.one(
-        "SELECT min(t), max(t) FROM (SELECT g.t0 AS t FROM gw g UNION ALL SELECT l.tt FROM live l WHERE l.kind <> 'bucket')"
+        "SELECT min(t), max(t) FROM (SELECT g.t0 AS t FROM gw g UNION ALL SELECT l.tt FROM live l WHERE "
+        "l.kind <> 'bucket')"
     )
     return (begin, end + 1) if isinstance(begin, int) and isinstance(end, int) else (0, 0)
 
@@ -192,8 +198,9 @@ def _timeline(store: Store, title: str, begin: int, step: int, src: int, cred: s
     skip = "('other-credential', 'service', 'outside')"
     bins = [[0, 0, 0] for _ in range(BINS)]
     for place, rank, count in store.rows(
-        "SELECT (t - $2) // $3 AS place, CASE WHEN k.rank > 0 THEN 2 WHEN x.class IN ('expected-absent', 'pending') "  # noqa: S608
-        f"THEN 1 ELSE 0 END AS kind, count(*) FROM ({records} UNION ALL {requests}) x JOIN ranks k ON k.class = x.class "
+        "SELECT (t - $2) // $3 AS place, CASE WHEN k.rank > 0 THEN 2 WHEN x.class IN ('expected-absent', 'pending') "
+        f"THEN 1 ELSE 0 END AS kind, count(*) FROM ({records} UNION ALL {requests}) x JOIN ranks k ON k.class "
+        f"= x.class "
         f"WHERE x.class NOT IN {skip} GROUP BY ALL ORDER BY ALL",
         src,
         begin,

@@ -54,14 +54,17 @@ def assign(store: Store, targets: Sequence[Target]) -> None:
 
 def _mark_absent(store: Store, src: int, target: Target) -> None:
     """Note by which rule a request is not in the export, for those that such a rule takes."""
-    rules = [(at, rule) for at, rule in enumerate(target.absent) if not _contradicted(store, src, rule.unless, rule.services)]
+    rules = [
+        (at, rule) for at, rule in enumerate(target.absent) if not _contradicted(store, src, rule.unless, rule.services)
+    ]
     if not rules:
         return
     by_path = any(rule.paths for _, rule in rules)
     path = "g.path" if by_path else "''"
     rows = []
     for method, host, path_, service in store.rows(
-        f"SELECT DISTINCT g.method, g.host, {path}, s.service FROM gs s JOIN gw g ON g.g = s.g WHERE s.src = ?", src  # noqa: S608
+        f"SELECT DISTINCT g.method, g.host, {path}, s.service FROM gs s JOIN gw g ON g.g = s.g WHERE s.src = ?",
+        src,
     ):
         texts = (str(method), str(host), str(path_), str(service))
         if (hit := next((at for at, rule in rules if rule.takes(*texts)), None)) is not None:
@@ -69,7 +72,7 @@ def _mark_absent(store: Store, src: int, target: Target) -> None:
     columns = {"method": "VARCHAR", "host": "VARCHAR", "path": "VARCHAR", "hit": "SMALLINT"}
     store.fill("hits", columns, rows)
     store.run(
-        f"UPDATE gs SET absent = h.hit FROM hits h, gw g WHERE g.g = gs.g AND gs.src = ? AND h.method = g.method "  # noqa: S608
+        f"UPDATE gs SET absent = h.hit FROM hits h, gw g WHERE g.g = gs.g AND gs.src = ? AND h.method = g.method "
         f"AND h.host = g.host AND h.path = {path}",
         src,
     )
@@ -93,7 +96,8 @@ def first_look(store: Store, targets: Sequence[Target], since: int, until: int |
     store.run("INSERT INTO out SELECT r, 'duplicate', 0 FROM tg WHERE file IN (SELECT file FROM twice)")
     store.run(
         "INSERT INTO out SELECT r, 'duplicate', f FROM (SELECT r, first_value(r) OVER w AS f FROM tg "
-        "WHERE prim <> '' AND r NOT IN (SELECT r FROM out) WINDOW w AS (PARTITION BY src, prim ORDER BY r)) WHERE r <> f"
+        "WHERE prim <> '' AND r NOT IN (SELECT r FROM out) WINDOW w AS (PARTITION BY src, prim ORDER BY r)) "
+        "WHERE r <> f"
     )
     for src, target in enumerate(targets):
         slack = (target.resolution_ms + 2000) * 1000
@@ -111,26 +115,33 @@ def first_look(store: Store, targets: Sequence[Target], since: int, until: int |
 def other_credentials(store: Store, src: int, target: Target) -> list[str]:
     """Take the records out that are about credentials which are not ours; returns the ones that are, as logged.
 
-    Ours are those of the ledger, those that the mapping names, and those of records that an id or tag has paired.
+    Ours are those of the ledger and those that the mapping names; where no record has one of these, those of records
+    that an id or tag has paired.
     """
     store.run(
         "CREATE OR REPLACE TABLE ours AS SELECT DISTINCT cred FROM ("
         "SELECT c.cred FROM gcred c JOIN gs s ON s.g = c.g WHERE s.src = $1 "
-        "UNION ALL SELECT unnest($2::VARCHAR[]) "
-        "UNION ALL SELECT l.cred FROM pair p JOIN live l ON l.r = p.r WHERE p.src = $1) WHERE cred <> ''",
+        "UNION ALL SELECT unnest($2::VARCHAR[])) WHERE cred <> ''",
         src,
         sorted(target.credentials.values()),
     )
-    held = [
-        str(cred)
-        for (cred,) in store.rows(
-            "SELECT cred FROM ours WHERE cred IN (SELECT cred FROM live WHERE src = ?) ORDER BY cred", src
+    held = _held(store, src)
+    if not held:  # the ledger may name them in a form that this target doesn't: what an id has paired is ours too
+        store.run(
+            "INSERT INTO ours SELECT DISTINCT l.cred FROM pair p JOIN live l ON l.r = p.r "
+            "WHERE p.src = ? AND l.cred <> ''",
+            src,
         )
-    ]
-    named = bool(target.credentials) or store.number(
-        "SELECT count(*) FROM gcred c JOIN gs s ON s.g = c.g JOIN gw g ON g.g = c.g WHERE s.src = ? "
-        "AND c.cred <> g.secret", src
-    ) > 0
+        held = _held(store, src)
+    named = (
+        bool(target.credentials)
+        or store.number(
+            "SELECT count(*) FROM gcred c JOIN gs s ON s.g = c.g JOIN gw g ON g.g = c.g WHERE s.src = ? "
+            "AND c.cred <> g.secret",
+            src,
+        )
+        > 0
+    )
     if target.credential == "logged":
         foreign = "cred NOT IN (SELECT cred FROM ours)" if held or named else "false"
     else:
@@ -140,7 +151,7 @@ def other_credentials(store: Store, src: int, target: Target) -> list[str]:
         foreign = f"({user}) OR (NOT ({ours}) AND {address})"
     extra = (list(target.egress),) if "$2" in foreign else ()
     store.run(
-        "CREATE OR REPLACE TABLE gone AS SELECT r FROM live WHERE src = $1 AND r NOT IN (SELECT r FROM pair) "  # noqa: S608
+        "CREATE OR REPLACE TABLE gone AS SELECT r FROM live WHERE src = $1 AND r NOT IN (SELECT r FROM pair) "
         f"AND kind <> 'bucket' AND ({foreign})",
         src,
         *extra,
@@ -148,6 +159,11 @@ def other_credentials(store: Store, src: int, target: Target) -> list[str]:
     store.run("INSERT INTO out SELECT r, 'other-credential', 0 FROM gone")
     store.run("DELETE FROM live WHERE r IN (SELECT r FROM gone)")
     return held
+
+
+def _held(store: Store, src: int) -> list[str]:
+    sql = "SELECT cred FROM ours WHERE cred IN (SELECT cred FROM live WHERE src = ?) ORDER BY cred"
+    return [str(cred) for (cred,) in store.rows(sql, src)]
 
 
 def routes(store: Store, src: int) -> None:

@@ -1,4 +1,4 @@
-"""The self-test: lies planted in generated inputs, each of which must be found, and honest inputs, of which nothing may.
+"""The self-test: lies planted in generated inputs, each of which must be found, and honest inputs, where nothing may.
 
 It shows that this program on this machine finds what it is there to find; it needs no other input.
 """
@@ -50,7 +50,7 @@ def tried(lie: Lie) -> Outcome:
     world = honest(SMALL, pace=PACE)
     lie.tell(world)
     try:
-        said = _run(world, lambda store, result: _notes(store, result))
+        said = _run(world, _notes)
     except ReconcileError as error:
         found = lie.found == REFUSED and error.code == "ledger_unverified"
         return Outcome(name=lie.name, told=lie.words, found=found, words=error.detail)
@@ -61,7 +61,7 @@ def tried(lie: Lie) -> Outcome:
 
 def honesty(requests: int) -> Outcome:
     """Honest inputs: the finding is a fault of ours."""
-    said = _run(honest(requests), lambda store, result: _notes(store, result))
+    said = _run(honest(requests), _notes)
     words = ", ".join(sorted({name for name, _ in said})) or "nothing was found"
     return Outcome(name="honest", told=f"{requests} requests, and no lie", found=not said, words=words)
 

@@ -84,7 +84,7 @@ class Store:
         path = self.directory / f"{table}.csv"
         spec = ", ".join(f"'{name}': '{kind}'" for name, kind in columns.items())
         self.db.execute(
-            f"CREATE TABLE {table} AS SELECT * FROM read_csv('{_quoted(path)}', header=false, auto_detect=false, "  # noqa: S608  our own names
+            f"CREATE TABLE {table} AS SELECT * FROM read_csv('{_quoted(path)}', header=false, auto_detect=false, "
             f"delim=',', quote='\"', escape='\"', nullstr='\\N', columns={{{spec}}}, max_line_size=8388608)"
         )
         path.unlink()

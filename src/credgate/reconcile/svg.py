@@ -4,7 +4,7 @@ from credgate.reconcile.rows import BINS, Timeline
 from credgate.reconcile.times import show
 
 _WIDTH, _HEIGHT, _FOOT, _LEFT = 1080, 96, 18, 44
-_TONES = ("#3d6ea5", "#b9c4cf", "#b3261e")
+TONES = ("#3d6ea5", "#b9c4cf", "#b3261e")
 _LEAST = 3  # pixels of a bar that is not zero
 
 
@@ -21,7 +21,8 @@ def chart(line: Timeline) -> str:
     base = _HEIGHT - _FOOT
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}" font-size="11" fill="#59636e">'
-        f'<text x="{_LEFT - 6}" y="10" text-anchor="end">{top}</text><text x="{_LEFT - 6}" y="{base}" text-anchor="end">0</text>'
+        f'<text x="{_LEFT - 6}" y="10" text-anchor="end">{top}</text>'
+        f'<text x="{_LEFT - 6}" y="{base}" text-anchor="end">0</text>'
         f'<line x1="{_LEFT}" x2="{_LEFT + BINS * step}" y1="{base}" y2="{base}" stroke="#d1d9e0"/>{"".join(bars)}'
         f'<text x="{_LEFT}" y="{_HEIGHT - 4}">{begin} UTC</text>'
         f'<text x="{_LEFT + BINS * step}" y="{_HEIGHT - 4}" text-anchor="end">{end} UTC</text></svg>'
@@ -36,6 +37,7 @@ def _bar(x: int, width: int, counts: tuple[int, int, int], top: int, when: str) 
         height = max(_LEAST, count * room // top)
         base = max(0, base - height)
         bars.append(
-            f'<rect x="{x}" y="{base}" width="{width}" height="{height}" fill="{_TONES[kind]}"><title>{when}: {count}</title></rect>'
+            f'<rect x="{x}" y="{base}" width="{width}" height="{height}" fill="{TONES[kind]}">'
+            f"<title>{when}: {count}</title></rect>"
         )
     return bars

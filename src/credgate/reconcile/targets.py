@@ -166,37 +166,38 @@ def target_of(name: str, hosts: tuple[str, ...], mapping: Mapping[str, Mapping[s
 
 _TEXTS = ("hosts", "egress", "key")
 _WORDS = {"stamp": ("start", "end"), "credential": ("logged", "none"), "size": ("", "body", "chunked", "wire")}
+_NUMBERS = ("resolution_ms", "delay_s")
+_SWITCHES = ("one", "best_effort")
+_ELSEWHERE = ("fields", "zone", "absent")
 _KEYS = ("service", "host", "method", "path", "status", "action")
 
 
 def _plain(own: Mapping[str, object], name: str) -> dict[str, object]:
     """The simple keys of a mapping's table, checked."""
-    out: dict[str, object] = {}
-    for key, value in own.items():
-        if key in _TEXTS:
-            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-                raise _wrong(name, key, value, "a list of texts")
-            out[key] = value
-        elif key in _WORDS:
-            if value not in _WORDS[key]:
-                raise _wrong(name, key, value, " or ".join(repr(word) for word in _WORDS[key]))
-            out[key] = value
-        elif key in ("resolution_ms", "delay_s"):
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 10**9:
-                raise _wrong(name, key, value, "a whole number")
-            out[key] = value
-        elif key in ("one", "best_effort"):
-            if not isinstance(value, bool):
-                raise _wrong(name, key, value, "true or false")
-            out[key] = value
-        elif key == "credentials":
-            out[key] = _texts_by_name(value, name, key)
-        elif key not in ("fields", "zone", "absent"):
-            known = (*_TEXTS, *_WORDS, "resolution_ms", "delay_s", "one", "best_effort", "credentials", "fields", "zone")
-            raise ReconcileError("mapping", f"source {name}: unknown key {key!r}", f"known: {', '.join(known)}", 2)
+    known = (*_TEXTS, *_WORDS, *_NUMBERS, *_SWITCHES, "credentials", *_ELSEWHERE)
+    if unknown := [key for key in own if key not in known]:
+        raise ReconcileError("mapping", f"source {name}: unknown key {unknown[0]!r}", f"known: {', '.join(known)}", 2)
+    out = {key: _checked(name, key, value) for key, value in own.items() if key not in _ELSEWHERE}
     if bad := [item for item in _listed(out.get("key")) if item not in _KEYS]:
         raise _wrong(name, "key", bad, f"of {', '.join(_KEYS)}")
     return out
+
+
+def _checked(name: str, key: str, value: object) -> object:
+    if key == "credentials":
+        return _texts_by_name(value, name, key)
+    if key in _TEXTS:
+        good, want = isinstance(value, list) and all(isinstance(item, str) for item in value), "a list of texts"
+    elif key in _WORDS:
+        good, want = value in _WORDS[key], " or ".join(repr(word) for word in _WORDS[key])
+    elif key in _SWITCHES:
+        good, want = isinstance(value, bool), "true or false"
+    else:
+        good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**9
+        want = "a whole number"
+    if not good:
+        raise _wrong(name, key, value, want)
+    return value
 
 
 def _texts_by_name(value: object, name: str, key: str) -> dict[str, str]:
@@ -228,7 +229,9 @@ def _absent(rule: Mapping[str, object]) -> Absent:
 
 def _more_absent(own: Mapping[str, object], name: str) -> tuple[Absent, ...]:
     rules = own.get("absent", [])
-    if not isinstance(rules, list) or not all(isinstance(rule, dict) and {"id", "why"} <= rule.keys() for rule in rules):
+    if not isinstance(rules, list) or not all(
+        isinstance(rule, dict) and {"id", "why"} <= rule.keys() for rule in rules
+    ):
         raise _wrong(name, "absent", rules, "a list of tables with id and why")
     found = tuple(_absent(rule) for rule in rules)
     for pattern in (pattern for rule in found for pattern in rule.paths):
@@ -278,10 +281,20 @@ def load_mapping(path: Path | None) -> Mapping[str, Mapping[str, object]]:
     try:
         data = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise ReconcileError("mapping", f"can't read {path}: {(error.strerror or str(error)).lower()}", "", 2) from error
+        raise ReconcileError(
+            "mapping", f"can't read {path}: {(error.strerror or str(error)).lower()}", "", 2
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ReconcileError("mapping", f"{path} is not TOML: {error}", "docs/reconcile.md has an example", 2) from error
+        raise ReconcileError(
+            "mapping", f"{path} is not TOML: {error}", "docs/reconcile.md has an example", 2
+        ) from error
     sources = data.get("source")
-    if set(data) - {"source"} or not isinstance(sources, dict) or not all(isinstance(v, dict) for v in sources.values()):
-        raise ReconcileError("mapping", f"{path}: got {', '.join(data) or 'nothing'}, expected [source.NAME] tables", "", 2)
+    if (
+        set(data) - {"source"}
+        or not isinstance(sources, dict)
+        or not all(isinstance(v, dict) for v in sources.values())
+    ):
+        raise ReconcileError(
+            "mapping", f"{path}: got {', '.join(data) or 'nothing'}, expected [source.NAME] tables", "", 2
+        )
     return sources

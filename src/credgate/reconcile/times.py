@@ -6,7 +6,7 @@ from functools import lru_cache
 from credgate.reconcile.model import SECOND, Unreadable
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_ZERO = datetime(1970, 1, 1)  # noqa: DTZ001  arithmetic on fields that carry their own offset
+_ZERO = datetime(1970, 1, 1)
 _LOW, _HIGH = 946_684_800 * SECOND, 4_102_444_800 * SECOND  # 2000 to 2100: outside it is a unit mistaken
 _MONTHS = {
     name: number
@@ -79,9 +79,7 @@ def clf(value: str) -> int:
         second, offset = tail.split(" ", 1)
         # a leap second is counted as the one after it, as POSIX does
         leap = 1 if second == "60" else 0
-        parsed = datetime(  # noqa: DTZ001  the offset is taken off below
-            int(year), _MONTHS[month], int(day), int(hour), int(minute), int(second) - leap
-        )
+        parsed = datetime(int(year), _MONTHS[month], int(day), int(hour), int(minute), int(second) - leap)
         return _checked((parsed - _ZERO - _offset(offset)) // _STEP + leap * SECOND)
     except (ValueError, KeyError, OverflowError):
         raise Unreadable("time not understood") from None

@@ -28,7 +28,8 @@ FIELDS = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mapped:
     """Where each field is: for JSON dotted keys, for CSV column names. Of several the first that is there counts;
-    for ids all do. `zone` is that of times that name none."""
+    for ids all do. `zone` is that of times that name none.
+    """
 
     paths: Mapping[str, tuple[str, ...]]
     zone: tzinfo | None

@@ -67,7 +67,7 @@ def unescape(text: str) -> str:
 
 
 def request_line(text: str) -> tuple[str, str]:
-    """Method and target of `GET /path HTTP/1.1`; two empty texts where it is none (a handshake sent to a plain port)."""
+    """Method and target of `GET /path HTTP/1.1`; two empty texts for what is none, as a handshake on a plain port."""
     parts = unescape(text).split(" ")
     if len(parts) >= 2 and parts[0].isascii() and parts[0].isalpha() and len(parts[0]) <= 32:
         target = " ".join(parts[1:-1]) if len(parts) > 2 and parts[-1].startswith("HTTP/") else " ".join(parts[1:])
