@@ -98,7 +98,7 @@ class Opened:
     def _decoded(self) -> "_Stream":
         stream: _Stream = self._buffered
         if stream.peek(2)[:2] == b"\x1f\x8b":
-            stream = io.BufferedReader(gzip.GzipFile(fileobj=stream), _CHUNK)
+            stream = io.BufferedReader(_Unpacked(stream), _CHUNK)
         try:
             mark = stream.peek(3)[:3]
         except (OSError, EOFError, zlib.error):
@@ -152,6 +152,22 @@ class Opened:
 
 def _trimmed(line: bytes) -> bytes:
     return line.rstrip(b"\r\n \t")
+
+
+class _Unpacked(io.RawIOBase):
+    """A gzip stream a little at a time: what comes before a break isn't lost with it."""
+
+    def __init__(self, stream: _Stream) -> None:
+        self._gzip = gzip.GzipFile(fileobj=stream)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        data = self._gzip.read1(min(len(view), 64 * 1024))
+        view[: len(data)] = data
+        return len(data)
 
 
 class _Recoded(io.RawIOBase):

@@ -146,11 +146,15 @@ def write_csv(store: Store, path: Path) -> None:
 _NUMBERS = {"severity", "ledger_seq", "status", "record", "counterpart_seq", "counterpart_record", "late_us"}
 
 
+# A spreadsheet takes these for the begin of a formula, after white space too.
+_RISKY = r"^\s*[=+\-@|%]"
+
+
 def _cell(name: str) -> str:
     if name in _NUMBERS:
         return f'"{name}"'
-    # a spreadsheet takes =, +, -, @, and after some white space them too, for the begin of a formula
-    return f'CASE WHEN regexp_matches("{name}", \'^\\s*[=+\\-@|%]\') THEN \'\'\'\' || "{name}" ELSE "{name}" END AS "{name}"'
+    risky = f"regexp_matches(\"{name}\", '{_RISKY}')"
+    return f'CASE WHEN {risky} THEN chr(39) || "{name}" ELSE "{name}" END AS "{name}"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +222,6 @@ def worst_words(severity: Severity) -> str:
     return {
         Severity.FINE: "Clean: everything that could be checked agrees.",
         Severity.WARNING: "Warnings: the records agree, with differences that someone should look at.",
-        Severity.FAIL: "Not in agreement: something happened outside the gateway, was never recorded, or can't be checked.",
+        Severity.FAIL: "Not in agreement: something happened outside the gateway, was never recorded, or is missing.",
         Severity.CRITICAL: "A refused request was seen by its target.",
     }[severity]
