@@ -81,22 +81,21 @@ def _targets(options: Options) -> list[Target]:
 
 def _read(store: Store, options: Options, targets: list[Target]) -> list[list[Source]]:
     """Read all exports; of two that are equal byte for byte the second one counts as doubled."""
-    taken = Taken(store)
     read: list[list[Source]] = []
     twice: list[int] = []
     number = 0
-    for src, target in enumerate(targets):
-        patterns = [p for given in options.sources if given.name == target.name for p in given.patterns]
-        files: list[Source] = []
-        for path in expand(patterns):
-            number += 1
-            source = taken.file(src, target, path)
-            if source.size and any(source.sha256 == other.sha256 for other in files):
-                twice.append(number)
-            files.append(source)
-        _readable(target, files)
-        read.append(files)
-    taken.close()
+    with Taken(store) as taken:
+        for src, target in enumerate(targets):
+            patterns = [p for given in options.sources if given.name == target.name for p in given.patterns]
+            files: list[Source] = []
+            for path in expand(patterns):
+                number += 1
+                source = taken.file(src, target, path)
+                if source.size and any(source.sha256 == other.sha256 for other in files):
+                    twice.append(number)
+                files.append(source)
+            _readable(target, files)
+            read.append(files)
     store.run("CREATE TABLE twice AS SELECT unnest(?::INTEGER[]) AS file", twice)
     return read
 

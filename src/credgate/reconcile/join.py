@@ -43,7 +43,8 @@ def join(store: Store, targets: Sequence[Target]) -> list[tuple[Skew, list[str]]
         scope.routes(store, src)
         if not target.counts:
             _in_windows(store, src, target, skew)
-            _sessions(store, src, skew)
+            if store.number("SELECT count(*) FROM live WHERE src = ? AND kind = 'session'", src):
+                _sessions(store, src, skew)
         found.append((skew, held))
     return found
 
@@ -53,43 +54,58 @@ def _ours(target: Target) -> str:
     return "g.t1" if target.stamp == "end" else "g.t0"
 
 
+_STAGES = (
+    (
+        "request id",
+        "JOIN tid i ON i.r = l.r AND i.kind = 'id' JOIN gid d ON d.id = i.id JOIN gw g ON g.g = d.g",
+        "SELECT count(*) FROM tid WHERE src = ? AND kind = 'id'",
+    ),
+    ("tag", "JOIN gw g ON g.tag = l.tag AND l.tag <> ''", "SELECT count(*) FROM live WHERE src = ? AND tag <> ''"),
+    (
+        "client id",
+        "JOIN tid i ON i.r = l.r AND i.kind = 'client' JOIN gid d ON d.id = i.id JOIN gw g ON g.g = d.g",
+        "SELECT count(*) FROM tid WHERE src = ? AND kind = 'client'",
+    ),
+)
+
+
 def _by_ids(store: Store, src: int, target: Target) -> None:
-    allowed = "g.ev <> 'deny'"
-    for how, candidates in (
-        ("request id", "JOIN tid i ON i.r = l.r AND i.kind = 'id' JOIN gid d ON d.id = i.id JOIN gw g ON g.g = d.g"),
-        ("tag", "JOIN gw g ON g.tag = l.tag AND l.tag <> ''"),
-        ("client id", "JOIN tid i ON i.r = l.r AND i.kind = 'client' JOIN gid d ON d.id = i.id JOIN gw g ON g.g = d.g"),
-    ):
-        store.run(
-            "CREATE OR REPLACE TABLE found AS SELECT DISTINCT g.g, l.r, l.action, l.method, l.path, l.category, "
-            "l.prim, l.tt, l.ok, l.status, l.ip, "
-            f"l.tt - {_ours(target)} AS dt FROM live l {candidates} JOIN gs s ON s.g = g.g AND s.src = l.src "
-            f"WHERE l.src = ? AND {allowed} AND l.kind = 'request' "
-            "AND l.r NOT IN (SELECT r FROM pair WHERE src = l.src) AND g.g NOT IN (SELECT g FROM pair WHERE "
-            "src = l.src)",
-            src,
-        )
-        # each record goes to the nearest request of its id
-        store.run(
-            "CREATE OR REPLACE TABLE best AS SELECT *, "
-            "row_number() OVER (PARTITION BY g ORDER BY abs(dt), r) AS place, "
-            "row_number() OVER (PARTITION BY g, action, method, path, category ORDER BY abs(dt), r) AS sort, "
-            "row_number() OVER (PARTITION BY g, action, method, path, category, prim, tt, ok, status, ip "
-            "ORDER BY r) AS twin "
-            "FROM (SELECT *, row_number() OVER (PARTITION BY r ORDER BY abs(dt), g) AS k FROM found) WHERE k = 1"
-        )
-        by_target = how == "request id"
-        # a request may be several events: all that carry the target's own id, one of each kind by an id that the
-        # client chose, which another client may have copied
-        several = "twin = 1" if by_target else "sort = 1"
-        store.run(
-            f"INSERT INTO pair SELECT ?, g, r, ?, 0, dt FROM best WHERE {'place = 1' if target.one else several}",
-            src,
-            how,
-        )
-        if by_target:  # equal in everything: the export holds it twice
-            store.run("INSERT INTO out SELECT r, 'duplicate', 0 FROM best WHERE twin > 1")
-            store.run("DELETE FROM live WHERE r IN (SELECT r FROM best WHERE twin > 1)")
+    for how, candidates, any_ in _STAGES:
+        if store.number(any_, src):
+            _candidates(store, src, target, candidates)
+            _pair_candidates(store, src, target, how)
+
+
+def _candidates(store: Store, src: int, target: Target, candidates: str) -> None:
+    """Fill `best`: each record with the nearest request of its id."""
+    store.run(
+        "CREATE OR REPLACE TABLE found AS SELECT DISTINCT g.g, l.r, l.action, l.method, l.path, l.category, "
+        f"l.prim, l.tt, l.ok, l.status, l.ip, l.tt - {_ours(target)} AS dt FROM live l {candidates} "
+        "JOIN gs s ON s.g = g.g AND s.src = l.src WHERE l.src = ? AND g.ev <> 'deny' AND l.kind = 'request' "
+        "AND l.r NOT IN (SELECT r FROM pair WHERE src = l.src) AND g.g NOT IN (SELECT g FROM pair WHERE src = l.src)",
+        src,
+    )
+    store.run(
+        "CREATE OR REPLACE TABLE best AS SELECT *, "
+        "row_number() OVER (PARTITION BY g ORDER BY abs(dt), r) AS place, "
+        "row_number() OVER (PARTITION BY g, action, method, path, category ORDER BY abs(dt), r) AS sort, "
+        "row_number() OVER (PARTITION BY g, action, method, path, category, prim, tt, ok, status, ip "
+        "ORDER BY r) AS twin "
+        "FROM (SELECT *, row_number() OVER (PARTITION BY r ORDER BY abs(dt), g) AS k FROM found) WHERE k = 1"
+    )
+
+
+def _pair_candidates(store: Store, src: int, target: Target, how: str) -> None:
+    """A request may be several events: all that carry the target's own id, and one of each kind by an id that the
+    client chose, which another client may have copied."""
+    by_target = how == "request id"
+    several = "twin = 1" if by_target else "sort = 1"
+    store.run(
+        f"INSERT INTO pair SELECT ?, g, r, ?, 0, dt FROM best WHERE {'place = 1' if target.one else several}", src, how
+    )
+    if by_target:  # equal in everything: the export holds it twice
+        store.run("INSERT INTO out SELECT r, 'duplicate', 0 FROM best WHERE twin > 1")
+        store.run("DELETE FROM live WHERE r IN (SELECT r FROM best WHERE twin > 1)")
 
 
 def measure(store: Store, src: int, target: Target) -> Skew:

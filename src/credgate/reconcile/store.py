@@ -126,7 +126,7 @@ def _write_call(call: Call, main: _Sheet, ids: _Sheet, creds: _Sheet) -> None:
 
 
 class Taken:
-    """The targets' side, being filled: `tg`, `tid`."""
+    """The targets' side, being filled: `tg`, `tid`. A context manager; loads what was read when all went well."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -161,11 +161,14 @@ class Taken:
         for item in event.given:
             self._ids.write((row, src, "client", item))
 
-    def close(self) -> None:
-        """Load what was read."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._stack.close()
-        self._store.load("tg", _EVENTS)
-        self._store.load("tid", {"r": "BIGINT", "src": "SMALLINT", "kind": "VARCHAR", "id": "VARCHAR"})
+        if kind is None:
+            self._store.load("tg", _EVENTS)
+            self._store.load("tid", {"r": "BIGINT", "src": "SMALLINT", "kind": "VARCHAR", "id": "VARCHAR"})
 
 
 def _values(opened: Opened, target: Target) -> Iterator[tuple[int, object]]:

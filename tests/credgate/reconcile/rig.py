@@ -21,7 +21,9 @@ class Case:
     entries: list[Entry] = field(default_factory=list)
     number: int = 0
 
-    def call(self, at: float, *, host: str = "a.example", ms: int = 50, status: int | None = 200, **more: object) -> None:
+    def call(
+        self, at: float, *, host: str = "a.example", ms: int = 50, status: int | None = 200, **more: object
+    ) -> None:
         """An allowed request and its outcome; status None: no outcome."""
         self.number += 1
         begin = BEGIN + int(at * SECOND)
@@ -30,7 +32,9 @@ class Case:
         intent = {**common, "method": "GET", "path": "/", **more}
         self.entries.append((begin, "intent", self.number, intent))
         if status is not None:
-            self.entries.append((begin + ms * 1000, "outcome", self.number, {"status": status or None, "ms": ms, **outcome}))
+            self.entries.append(
+                (begin + ms * 1000, "outcome", self.number, {"status": status or None, "ms": ms, **outcome})
+            )
 
     def deny(self, at: float, *, host: str = "a.example", method: str = "GET", path: str = "/", **more: object) -> None:
         """A refusal."""

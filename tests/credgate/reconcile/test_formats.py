@@ -23,7 +23,9 @@ ENVOY_LINE = (
     b'"cc21d9b0-cf5c-432b-8c7e-98aeb7988cd2" "locations" "tcp://10.0.2.1:80"'
 )
 SQUID_LINE = b"1286536309.586    921 192.168.0.68 TCP_MISS/200 507 POST http://rcv-srv37.example.net/content? alice DIRECT/192.0.2.7 text/plain"
-CONNECT_LINE = b"1286536310.100  60000 192.168.0.68 TCP_TUNNEL/200 8112 CONNECT api.example.com:443 - HIER_DIRECT/192.0.2.8 -"
+CONNECT_LINE = (
+    b"1286536310.100  60000 192.168.0.68 TCP_TUNNEL/200 8112 CONNECT api.example.com:443 - HIER_DIRECT/192.0.2.8 -"
+)
 
 
 def one(name: str, record: object) -> Event:
@@ -100,7 +102,12 @@ def test_github_api_request() -> None:
             "user_agent": "octokit credgate/ab-1", "_document_id": "d", "actor_ip": "192.0.2.4",
         },
     )  # fmt: skip
-    assert (event.template, event.path, event.status, event.tag) == (1, "/repositories/:repository_id/issues", 200, "ab-1")
+    assert (event.template, event.path, event.status, event.tag) == (
+        1,
+        "/repositories/:repository_id/issues",
+        200,
+        "ab-1",
+    )
 
 
 def test_gitlab_request_and_audit_event() -> None:
@@ -109,8 +116,15 @@ def test_gitlab_request_and_audit_event() -> None:
         "route": "/api/:version/projects/:id", "remote_ip": "192.0.2.5", "ua": "curl", "correlation_id": "01HX", "token_id": 7,
     }  # fmt: skip
     event = one("gitlab", line)
-    assert (event.t_end - event.t, event.cred, event.ids, event.path) == (1_500_000, "7", ("01hx",), "/api/v4/projects/1")
-    audit = one("gitlab", {"id": "9", "created_at": "2026-06-01T08:00:02Z", "event_type": "project_created", "details": {}})
+    assert (event.t_end - event.t, event.cred, event.ids, event.path) == (
+        1_500_000,
+        "7",
+        ("01hx",),
+        "/api/v4/projects/1",
+    )
+    audit = one(
+        "gitlab", {"id": "9", "created_at": "2026-06-01T08:00:02Z", "event_type": "project_created", "details": {}}
+    )
     assert (audit.category, audit.action) == ("audit", "project_created")
 
 
@@ -140,28 +154,62 @@ def test_azure_both_shapes() -> None:
         "httpRequest": {"clientRequestId": "CR", "method": "PUT"},
     }  # fmt: skip
     assert (one("azure", exported).ids, one("azure", exported).ok) == (("c0",), 1)
-    assert (one("azure", listed).given, one("azure", listed).primary, one("azure", listed).cred) == (("cr",), "e", "app")
+    assert (one("azure", listed).given, one("azure", listed).primary, one("azure", listed).cred) == (
+        ("cr",),
+        "e",
+        "app",
+    )
 
 
 def test_cloudflare_api_logpush_and_version_one() -> None:
-    raw = {"cf_ray_id": "8a-AMS", "method": "POST", "status_code": 200, "uri": "/client/v4/zones?x=1", "user_agent": "go"}
-    api = one("cloudflare", {"id": "1", "action": {"time": "2026-06-01T08:00:00Z", "type": "create"}, "actor": {"token_id": "t"}, "raw": raw})
-    pushed = one("cloudflare", {"AuditLogID": "1", "ActionTimestamp": 1780300800, "ActionType": "create", "Raw": {"CfRayID": "8a"}})
-    first = one("cloudflare", {"id": "1", "when": "2026-06-01T08:00:00Z", "action": {"type": "rec_add", "result": True}})
+    raw = {
+        "cf_ray_id": "8a-AMS",
+        "method": "POST",
+        "status_code": 200,
+        "uri": "/client/v4/zones?x=1",
+        "user_agent": "go",
+    }
+    api = one(
+        "cloudflare",
+        {
+            "id": "1",
+            "action": {"time": "2026-06-01T08:00:00Z", "type": "create"},
+            "actor": {"token_id": "t"},
+            "raw": raw,
+        },
+    )
+    pushed = one(
+        "cloudflare",
+        {"AuditLogID": "1", "ActionTimestamp": 1780300800, "ActionType": "create", "Raw": {"CfRayID": "8a"}},
+    )
+    first = one(
+        "cloudflare", {"id": "1", "when": "2026-06-01T08:00:00Z", "action": {"type": "rec_add", "result": True}}
+    )
     assert (api.ids, api.path, api.cred, api.status) == (("8a",), "/client/v4/zones", "t", 200)
     assert pushed.ids == ("8a",)
     assert (first.action, first.ok) == ("rec_add", 1)
 
 
 def test_stripe_with_and_without_a_request() -> None:
-    event = {"id": "evt_1", "type": "charge.succeeded", "created": 1780300800, "request": {"id": "req_1", "idempotency_key": "K"}}
+    event = {
+        "id": "evt_1",
+        "type": "charge.succeeded",
+        "created": 1780300800,
+        "request": {"id": "req_1", "idempotency_key": "K"},
+    }
     assert (one("stripe", event).ids, one("stripe", event).given) == (("req_1",), ("k",))
     assert one("stripe", event | {"request": "req_2"}).ids == ("req_2",)
     assert one("stripe", event | {"request": None}).kind == "service"
 
 
 def test_slack_and_okta() -> None:
-    entry = {"id": "s", "date_create": 1780300800, "action": "user_login", "actor": {"user": {"id": "U1"}}, "context": {"ua": "x"}}
+    entry = {
+        "id": "s",
+        "date_create": 1780300800,
+        "action": "user_login",
+        "actor": {"user": {"id": "U1"}},
+        "context": {"ua": "x"},
+    }
     assert one("slack", entry).cred == "U1"
     logged = {
         "uuid": "u", "published": "2026-06-01T08:00:00.123Z", "eventType": "user.lifecycle.create", "outcome": {"result": "SUCCESS"},
@@ -197,7 +245,13 @@ def test_envoy_line_and_json() -> None:
     event = one("envoy", ENVOY_LINE)
     assert (event.method, event.path, event.status, event.host) == ("POST", "/api/v1/locations", 204, "locations")
     assert (event.t_end - event.t, event.size, event.ids) == (226_000, 0, ("cc21d9b0-cf5c-432b-8c7e-98aeb7988cd2",))
-    record = {"start_time": "2026-06-01T08:00:00Z", "method": "GET", "path": "/", "response_code": 200, "authority": "a.example:443"}
+    record = {
+        "start_time": "2026-06-01T08:00:00Z",
+        "method": "GET",
+        "path": "/",
+        "response_code": 200,
+        "authority": "a.example:443",
+    }
     assert one("envoy", json.dumps(record).encode()).host == "a.example"
 
 
@@ -209,14 +263,21 @@ def test_squid_request_and_session() -> None:
 
 
 def test_usage_buckets() -> None:
-    result = {"object": "organization.usage.completions.result", "num_model_requests": 5, "api_key_id": "key_1", "model": None}
+    result = {
+        "object": "organization.usage.completions.result",
+        "num_model_requests": 5,
+        "api_key_id": "key_1",
+        "model": None,
+    }
     page = {"object": "bucket", "start_time": 1730419200, "end_time": 1730505600, "results": [result, result]}
     events = PARSERS["openai"](page)
     assert [(event.kind, event.n, event.cred) for event in events] == [("bucket", 5, "key_1")] * 2
     other = page | {"results": [result | {"object": "organization.usage.embeddings.result"}]}
     assert PARSERS["openai"](other) == ()
     used = {"uncached_input_tokens": 0, "cache_read_input_tokens": 3, "output_tokens": 0, "api_key_id": None}
-    (event,) = PARSERS["anthropic"]({"starting_at": "2026-06-01T08:00:00Z", "ending_at": "2026-06-01T09:00:00Z", "results": [used]})
+    (event,) = PARSERS["anthropic"](
+        {"starting_at": "2026-06-01T08:00:00Z", "ending_at": "2026-06-01T09:00:00Z", "results": [used]}
+    )
     assert (event.n, event.cred) == (1, "")
 
 
@@ -261,10 +322,55 @@ JSON = st.recursive(
     max_leaves=8,
 )
 NAMES = st.sampled_from(
-    "eventTime eventSource eventName userIdentity requestID CloudTrailEvent action created_at @timestamp time method details "
-    "protoPayload httpRequest timestamp requestMetadata operationName status identity when raw Raw AuditLogID ActionTimestamp "
-    "id type created request date_create actor context eventType published debugContext transaction start_time end_time "
-    "results starting_at ending_at route duration_s client outcome correlationId claims logName".split()
+    [
+        "eventTime",
+        "eventSource",
+        "eventName",
+        "userIdentity",
+        "requestID",
+        "CloudTrailEvent",
+        "action",
+        "created_at",
+        "@timestamp",
+        "time",
+        "method",
+        "details",
+        "protoPayload",
+        "httpRequest",
+        "timestamp",
+        "requestMetadata",
+        "operationName",
+        "status",
+        "identity",
+        "when",
+        "raw",
+        "Raw",
+        "AuditLogID",
+        "ActionTimestamp",
+        "id",
+        "type",
+        "created",
+        "request",
+        "date_create",
+        "actor",
+        "context",
+        "eventType",
+        "published",
+        "debugContext",
+        "transaction",
+        "start_time",
+        "end_time",
+        "results",
+        "starting_at",
+        "ending_at",
+        "route",
+        "duration_s",
+        "client",
+        "outcome",
+        "correlationId",
+        "claims",
+        "logName",
+    ]
 )
 RECORDS = st.dictionaries(NAMES, JSON, max_size=10)
 LINE_FORMATS = ("nginx", "apache", "envoy", "squid", "s3access")
@@ -282,7 +388,9 @@ def test_no_record_gets_anything_but_events_or_unreadable(name: str, record: obj
 
 
 @settings(max_examples=300)
-@given(name=st.sampled_from(LINE_FORMATS), line=st.binary(max_size=200), cut=st.integers(0, 400), at=st.integers(0, 400))
+@given(
+    name=st.sampled_from(LINE_FORMATS), line=st.binary(max_size=200), cut=st.integers(0, 400), at=st.integers(0, 400)
+)
 def test_no_line_gets_anything_but_events_or_unreadable(name: str, line: bytes, cut: int, at: int) -> None:
     combined = b'192.0.2.9 - - [10/Oct/2000:13:55:36 -0700] "GET / HTTP/1.0" 200 1 "-" "-"'
     good = {"s3access": S3_LINE, "envoy": ENVOY_LINE, "squid": SQUID_LINE}.get(name, combined)

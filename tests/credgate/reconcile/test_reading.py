@@ -91,7 +91,9 @@ def test_a_cut_gzip_says_so(tmp_path: Path) -> None:
     assert source.unreadable["compression or encoding broken"] == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n  \n", b"\xef\xbb\xbf", gzip.compress(b""), b"[]", b'{"Records": []}', b"{}"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\n\n  \n", b"\xef\xbb\xbf", gzip.compress(b""), b"[]", b'{"Records": []}', b"{}"]
+)
 def test_empty_files_hold_nothing(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "export"
     path.write_bytes(content)
@@ -138,7 +140,10 @@ def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> 
     path = tmp_path_factory.mktemp("any") / "export"
     path.write_bytes(content)
     values, source = read(path)
-    assert source.records == len(values) + sum(source.unreadable.values()) - source.unreadable["compression or encoding broken"]
+    assert (
+        source.records
+        == len(values) + sum(source.unreadable.values()) - source.unreadable["compression or encoding broken"]
+    )
 
 
 def test_nesting_without_end_is_no_crash(tmp_path: Path) -> None:
