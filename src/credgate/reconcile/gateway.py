@@ -84,15 +84,15 @@ def calls(directory: Path, seen: Seen) -> Iterator[Call]:
     """The requests in the order in which they ended. Raises ReconcileError when the files aren't what was verified."""
     open_: dict[int, Call] = {}
     for record in _records(directory, seen):
-        made = _HANDLERS.get(str(record.get("ev")))
-        if made is not None:
-            yield from made(record, seen, open_)
-        _note(record, seen)
+        at = moment(record["ts"])
+        handler = _HANDLERS.get(str(record["ev"]))
+        if handler is not None and (call := handler(record, at, seen, open_)) is not None:
+            yield call
+        _note(record, at, seen)
     yield from open_.values()  # no outcome: not known
 
 
-def _note(record: Mapping[str, object], seen: Seen) -> None:
-    at = moment(record["ts"])
+def _note(record: Mapping[str, object], at: int, seen: Seen) -> None:
     seen.first = min(seen.first, at) if seen.records else at
     seen.last = max(seen.last, at)
     seen.records += 1
@@ -141,21 +141,19 @@ def _lines(directory: Path) -> Iterator[bytes]:
 type _Open = dict[int, Call]
 
 
-def _intent(record: Mapping[str, object], seen: Seen, open_: _Open) -> Iterator[Call]:
+def _intent(record: Mapping[str, object], at: int, seen: Seen, open_: _Open) -> None:
     seen.allowed += 1
-    call = _call(record)
+    call = _call(record, at)
     open_[call.seq] = call
-    return iter(())
 
 
-def _outcome(record: Mapping[str, object], _: Seen, open_: _Open) -> Iterator[Call]:
+def _outcome(record: Mapping[str, object], end: int, _: Seen, open_: _Open) -> Call | None:
     call = open_.pop(_number(record, "intent_seq"), None)
     if call is None:
-        return
-    end = moment(record["ts"])
+        return None
     status = status_of(_number(record, "status"))
     skew, dated = _date(record, end)
-    yield call._replace(
+    return call._replace(
         end=end,
         status=status,
         ok=success(status),
@@ -170,26 +168,26 @@ def _outcome(record: Mapping[str, object], _: Seen, open_: _Open) -> Iterator[Ca
     )
 
 
-def _deny(record: Mapping[str, object], seen: Seen, _: _Open) -> Iterator[Call]:
-    call = _call(record)
+def _deny(record: Mapping[str, object], at: int, seen: Seen, _: _Open) -> Call:
+    call = _call(record, at)
     seen.denied += call.n
-    yield call
+    return call
 
 
-def _mint(record: Mapping[str, object], seen: Seen, _: _Open) -> Iterator[Call]:
+def _mint(record: Mapping[str, object], at: int, seen: Seen, _: _Open) -> Call | None:
     """Calls of our own for a derived secret: the target sees them too."""
-    if record.get("host"):
-        seen.allowed += 1
-        status = status_of(_number(record, "status"))
-        yield _call(record)._replace(status=status, ok=success(status), settled=1)
+    if not record.get("host"):
+        return None
+    seen.allowed += 1
+    status = status_of(_number(record, "status"))
+    return _call(record, at)._replace(status=status, ok=success(status), settled=1)
 
 
-def _tunnel(record: Mapping[str, object], seen: Seen, _: _Open) -> Iterator[Call]:
+def _tunnel(record: Mapping[str, object], _at: int, seen: Seen, _: _Open) -> None:
     seen.tunnels += "intent_seq" not in record and "host" in record
-    return iter(())
 
 
-_HANDLERS: Mapping[str, Callable[[Mapping[str, object], Seen, _Open], Iterator[Call]]] = {
+_HANDLERS: Mapping[str, Callable[[Mapping[str, object], int, Seen, _Open], Call | None]] = {
     "intent": _intent,
     "outcome": _outcome,
     "deny": _deny,
@@ -198,8 +196,7 @@ _HANDLERS: Mapping[str, Callable[[Mapping[str, object], Seen, _Open], Iterator[C
 }
 
 
-def _call(record: Mapping[str, object]) -> Call:
-    at = moment(record["ts"])
+def _call(record: Mapping[str, object], at: int) -> Call:
     return Call(
         seq=_number(record, "seq"),
         ev=_text(record, "ev"),

@@ -97,7 +97,8 @@ def _candidates(store: Store, src: int, target: Target, candidates: str) -> None
 
 def _pair_candidates(store: Store, src: int, target: Target, how: str) -> None:
     """A request may be several events: all that carry the target's own id, and one of each kind by an id that the
-    client chose, which another client may have copied."""
+    client chose, which another client may have copied.
+    """
     by_target = how == "request id"
     several = "twin = 1" if by_target else "sort = 1"
     store.run(

@@ -23,15 +23,15 @@ def moment(value: object, *, zone: tzinfo | None = UTC) -> int:
     `zone` is that of a text which names none (the built-in targets document UTC); None: such a text is unreadable.
     So is a wall-clock time that the zone has twice or not at all. Raises Unreadable.
     """
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise Unreadable("no time")
     if isinstance(value, str):
-        return _checked(_iso(value, zone) if not _is_number(value) else _scaled(value))
+        return _checked(_scaled(value) if _is_number(value) else _iso(value, zone))
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise Unreadable("no time")
     return _checked(_scaled(str(value)))
 
 
 def _is_number(value: str) -> bool:
-    return value.isascii() and value.replace(".", "", 1).isdigit()
+    return value[4:5] != "-" and value.isascii() and value.replace(".", "", 1).isdigit()
 
 
 def _iso(value: str, zone: tzinfo | None) -> int:
