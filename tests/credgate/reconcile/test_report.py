@@ -17,6 +17,7 @@ from credgate.reconcile.fabricate import BEGIN, honest
 from credgate.reconcile.lies import LIES
 from credgate.reconcile.output import schema, write_report
 from credgate.reconcile.selftest import options
+from credgate.reconcile.targets import formats, load_mapping, target_of
 from tests.credgate.reconcile.rig import Case, web
 
 HOSTILE = (
@@ -199,3 +200,26 @@ def test_nothing_to_check_is_said(tmp_path: Path) -> None:
     said = case.run("nginx@a.example=log")
     assert said.result.allowed == 0
     assert said.records == ["target-only"]
+
+
+DOCS = Path(__file__).parents[3] / "docs" / "reconcile.md"
+
+
+def test_the_documentation_knows_every_class_with_its_severity() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)` \| .* \| (fine|\d) \|$", DOCS.read_text(), re.M)
+    assert dict(rows) == {
+        str(name): str(int(meaning.severity)) if meaning.severity else "fine" for name, meaning in MEANINGS.items()
+    }
+
+
+def test_the_documentation_knows_every_format() -> None:
+    table = DOCS.read_text().partition("## Formats")[2].partition("Files may be")[0]
+    named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)}
+    assert named == set(formats())
+
+
+def test_the_mapping_of_the_documentation_is_one(tmp_path: Path) -> None:
+    text = DOCS.read_text().partition("```toml\n")[2].partition("```")[0]
+    (tmp_path / "mapping.toml").write_text(text)
+    mapping = load_mapping(tmp_path / "mapping.toml")
+    assert [target_of(name, (), mapping).format for name in mapping] == ["nginx", "cloudtrail", "csv"]
