@@ -13,6 +13,7 @@ COMMANDS = {
     "policy": "check, explain, test, trust a policy",
     "secret": "set, list, remove, test secrets",
     "log": "show, follow, verify the ledger",
+    "reconcile": "hold the ledger against the targets' own records",
     "gateway": "start, stop, ask the daemon",
     "ps": "list the live runs",
     "kill": "end a run",
@@ -21,7 +22,7 @@ COMMANDS = {
     "prove": "show each guard of the jail, with its control",
     "doctor": "what this host can enforce",
 }
-LATER = ("diff", "apply", "discard", "reconcile")
+LATER = ("diff", "apply", "discard")
 USAGE = 2
 
 

@@ -1,0 +1,202 @@
+"""`credgate reconcile`: hold the ledger against the targets' own records."""
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from credgate.errors import CredgateError, print_error
+from credgate.paths import Places
+from credgate.text import escape
+
+if TYPE_CHECKING:
+    from credgate.reconcile.engine import Options
+    from credgate.reconcile.result import Result
+    from credgate.reconcile.rows import Row
+    from credgate.reconcile.selftest import Outcome
+    from credgate.reconcile.store import Store
+
+_EXAMPLES = """examples:
+  credgate reconcile --source cloudtrail='trail/*.json.gz' --report out/
+  credgate reconcile --ledger /mnt/audit/ledger --source nginx@git.example.org=access.log
+  credgate reconcile --source billing=calls.csv --mapping mapping.toml --from 2026-06-01T00:00:00Z
+  credgate reconcile --self-test
+
+exit codes: 0 clean, 1 warnings, 2 usage, 3 target-only, gateway-only or a coverage gap, 4 deny-but-seen
+"""
+_SHOWN = 5  # of a class on the terminal
+_JSON = 1000  # with --json; report.json has all
+_SOURCE = re.compile(r"([^=@]+)(?:@([^=]+))?=(.+)", re.DOTALL)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run and return the exit status: the worst class; argparse exits 2 by itself."""
+    try:
+        options = _parser().parse_args(argv)
+        return _self_test(options) if options.self_test else _reconcile(options)
+    except CredgateError as error:
+        return print_error(error)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="credgate reconcile",
+        description="hold the ledger against the targets' own records",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--ledger", type=Path, metavar="DIR", help="ledger directory (default: your own)")
+    parser.add_argument("--pubkey", metavar="KEY", help="not yet")
+    parser.add_argument(
+        "--source",
+        action="append",
+        default=[],
+        metavar="FORMAT[@HOST,...]=PATH",
+        help="an export: a format or a name of the mapping file, and a path, directory or glob; may be repeated",
+    )
+    parser.add_argument("--mapping", type=Path, metavar="FILE", help="what differs at your targets (TOML)")
+    parser.add_argument("--from", dest="since", type=_time, metavar="TIME", help="leave out what is earlier (RFC 3339)")
+    parser.add_argument("--to", dest="until", type=_time, metavar="TIME", help="leave out what is later (RFC 3339)")
+    parser.add_argument("--report", type=Path, metavar="DIR", help="write report.json, records.csv, report.html there")
+    parser.add_argument("--engine", metavar="URI", help="not yet")
+    parser.add_argument("--allow-unverified", action="store_true", help="go on with a ledger that does not verify")
+    parser.add_argument("--self-test", action="store_true", help="find planted lies, and nothing in honest inputs")
+    parser.add_argument("--json", action="store_true", help="the summary as JSON on stdout")
+    return parser
+
+
+def _time(text: str) -> int:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected RFC 3339 as 2026-06-01T00:00:00Z") from None
+    if moment.tzinfo is None:
+        raise argparse.ArgumentTypeError(f"{text!r} has no time zone, expected e.g. {text}Z")
+    delta = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    return (delta.days * 86400 + delta.seconds) * 1_000_000 + delta.microseconds
+
+
+def _options(options: argparse.Namespace) -> "Options":
+    # the database takes a tenth of a second to load: not for --help
+    from credgate.reconcile.engine import Given, Options  # noqa: PLC0415
+    from credgate.reconcile.targets import formats  # noqa: PLC0415
+
+    for name, given in (("--engine", options.engine), ("--pubkey", options.pubkey)):
+        if given:
+            raise CredgateError("not_yet", f"reconcile {name}: not yet", "leave it out", exit_status=2)
+    ledger = options.ledger or Places.from_env(os.environ).ledger
+    if ledger.is_file():  # the seam for bundles: one file instead of a directory
+        raise CredgateError("not_yet", f"reconcile of a bundle ({ledger}): not yet", "--ledger DIR", exit_status=2)
+    if not options.source:
+        known = ", ".join(formats())
+        raise CredgateError("no_source", "got no --source, expected FORMAT=PATH", f"formats: {known}", exit_status=2)
+    sources = []
+    for text in options.source:
+        match = _SOURCE.fullmatch(text)
+        if match is None:
+            raise CredgateError("source", f"got --source {text!r}, expected FORMAT=PATH or FORMAT@HOST=PATH", "", 2)
+        hosts = tuple(host.strip().casefold() for host in (match[2] or "").split(",") if host.strip())
+        sources.append(Given(name=match[1], hosts=hosts, patterns=(match[3],)))
+    return Options(
+        ledger=ledger,
+        sources=tuple(sources),
+        mapping=options.mapping,
+        since=options.since,
+        until=options.until,
+        allow_unverified=options.allow_unverified,
+    )
+
+
+def _reconcile(options: argparse.Namespace) -> int:
+    asked = _options(options)
+    from credgate.reconcile.engine import reconcile  # noqa: PLC0415
+
+    return reconcile(asked, lambda store, result: _report(store, result, options))
+
+
+def _report(store: "Store", result: "Result", options: argparse.Namespace) -> int:
+    from credgate.reconcile.classes import MEANINGS, Class  # noqa: PLC0415
+    from credgate.reconcile.output import as_json, write_report  # noqa: PLC0415
+    from credgate.reconcile.rows import findings  # noqa: PLC0415
+
+    summary = write_report(store, result, options.report)
+    if options.json:
+        shown = [as_json(row) for row in findings(store, result, _JSON + 1)]
+        cut = len(shown) > _JSON
+        _say(json.dumps({**summary, "findings": shown[:_JSON], "findings_cut": cut}, sort_keys=True))
+        return int(result.severity)
+    _summary(result)
+    for class_, meaning in MEANINGS.items():
+        # a gap has been said as a whole
+        if meaning.severity and class_ is not Class.COVERAGE_GAP:
+            _some(list(findings(store, result, _SHOWN + 1, str(class_))))
+    if options.report:
+        _say(f"report     {options.report / 'report.html'}, report.json, records.csv")
+    return int(result.severity)
+
+
+def _some(rows: "list[Row]") -> None:
+    """The first findings of one class."""
+    for row in rows[:_SHOWN]:
+        refs = [f"ledger {row.ours.seq}"] if row.ours else []
+        refs += [f"{row.theirs.file} record {row.theirs.record}"] if row.theirs else []
+        what = row.ours or row.theirs
+        where = f"{what.time} {what.method} {what.host}{what.path}" if what else ""
+        _say(f"  {row.class_:15} {row.source}: {where} ({', '.join(refs)})\n  {'':15} {row.words}")
+    if len(rows) > _SHOWN:
+        _say(f"  {rows[0].class_:15} ... more of these in the report: --report DIR")
+
+
+def _say(text: str) -> None:
+    """Print text that logs may have part in: each line is made harmless."""
+    sys.stdout.write("\n".join(escape(line) for line in text.split("\n")) + "\n")
+
+
+def _summary(result: "Result") -> None:
+    from credgate.reconcile.rows import worst_words  # noqa: PLC0415
+
+    report = result.seen.report
+    if int(report.status):
+        _say(f"UNVERIFIED ledger: {report.status.name.lower()}: {report.detail or report.kind}")
+    _say(f"verdict    {worst_words(result.severity)} (exit {int(result.severity)})")
+    _say(f"ledger     {report.records} records, {report.status.name.lower()}, {report.witness}")
+    _say(f"checkable  {result.checkable} of {result.allowed} requests")
+    if result.unchecked:
+        _say(f"           {result.unchecked} went to targets of which no export was given")
+    for part in result.parts:
+        lost = sum(sum(file.unreadable.values()) for file in part.files)
+        _say(f"{part.target.name:10} requests: {_counts(part.gateway)}")
+        _say(f"{'':10} records:  {_counts(part.records)}{f', {lost} unreadable' if lost else ''}")
+    for item in result.findings:
+        _say(f"  {item.class_:15} {item.source}: {item.words}")
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
+
+
+def _self_test(options: argparse.Namespace) -> int:
+    from credgate.reconcile.selftest import self_test  # noqa: PLC0415
+
+    outcomes: list[Outcome] = []
+
+    def said(outcome: "Outcome") -> None:
+        outcomes.append(outcome)
+        if not options.json:
+            _say(f"{'found' if outcome.found else 'MISSED':7} {outcome.name:18} {outcome.told}: {outcome.words}")
+            sys.stdout.flush()
+
+    good = self_test(said)
+    lies = [outcome for outcome in outcomes if outcome.name != "honest"]
+    found, clean = sum(outcome.found for outcome in lies), all(o.found for o in outcomes if o.name == "honest")
+    if options.json:
+        cases = [{"name": o.name, "found": o.found, "told": o.told, "said": o.words} for o in outcomes]
+        _say(json.dumps({"found": found, "lies": len(lies), "honest_clean": clean, "cases": cases}))
+    else:
+        _say(f"{found}/{len(lies)} lies found; honest inputs: {'nothing found' if clean else 'FALSE FINDINGS'}")
+    return 0 if good else 1

@@ -1,0 +1,1 @@
+"""Credgate: reconciliation of the ledger with the targets' own records."""

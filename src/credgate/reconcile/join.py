@@ -1,0 +1,291 @@
+"""The join, from strong to weak; each stage takes its pairs away from the next. Deterministic: every choice is by
+(distance in time, number of the record), and no float is involved.
+
+`pair`: (src, g, r, how, grp, dt): request, record, the stage, whether only a group of equal ones could be paired, and
+how much later than expected the record's time is.
+`surplus`: (src, side, id, n, m): records left over from a group of n requests and m records that look alike.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from credgate.reconcile import scope
+from credgate.reconcile.model import SECOND
+from credgate.reconcile.store import Store
+from credgate.reconcile.targets import Target
+
+TIGHT = 100_000  # microseconds beside the resolution: the first round pairs what is nearly certain
+LEAST_WINDOW = 2 * SECOND
+OFF = 60 * SECOND  # from here on a clock is called wrong
+_DP_CELLS = 250_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skew:
+    """A target's clock against ours, microseconds: `median` of `samples` differences, `mad` their spread."""
+
+    median: int = 0
+    mad: int = 0
+    samples: int = 0
+    by: str = "not measured"
+    window: int = LEAST_WINDOW
+
+
+def join(store: Store, targets: Sequence[Target]) -> list[tuple[Skew, list[str]]]:
+    """Run all stages; returns a clock and the credentials for each source."""
+    store.run("CREATE TABLE pair (src SMALLINT, g BIGINT, r BIGINT, how VARCHAR, grp TINYINT, dt BIGINT)")
+    store.run("CREATE TABLE surplus (src SMALLINT, side VARCHAR, id BIGINT, n BIGINT, m BIGINT)")
+    found = []
+    for src, target in enumerate(targets):
+        _by_ids(store, src, target)
+        skew = measure(store, src, target)
+        held = scope.other_credentials(store, src, target)
+        scope.routes(store, src)
+        if not target.counts:
+            _in_windows(store, src, target, skew)
+            if store.number("SELECT count(*) FROM live WHERE src = ? AND kind = 'session'", src):
+                _sessions(store, src, skew)
+        found.append((skew, held))
+    return found
+
+
+def _ours(target: Target) -> str:
+    """Which of a request's times the target's stamp is to be held against."""
+    return "g.t1" if target.stamp == "end" else "g.t0"
+
+
+_STAGES = (
+    (
+        "request id",
+        "JOIN tid i ON i.r = l.r AND i.kind = 'id' JOIN gid d ON d.id = i.id JOIN gw g ON g.g = d.g",
+        "SELECT count(*) FROM tid WHERE src = ? AND kind = 'id'",
+    ),
+    ("tag", "JOIN gw g ON g.tag = l.tag AND l.tag <> ''", "SELECT count(*) FROM live WHERE src = ? AND tag <> ''"),
+    (
+        "client id",
+        "JOIN tid i ON i.r = l.r AND i.kind = 'client' JOIN gid d ON d.id = i.id JOIN gw g ON g.g = d.g",
+        "SELECT count(*) FROM tid WHERE src = ? AND kind = 'client'",
+    ),
+)
+
+
+def _by_ids(store: Store, src: int, target: Target) -> None:
+    for how, candidates, any_ in _STAGES:
+        if store.number(any_, src):
+            _candidates(store, src, target, candidates)
+            _pair_candidates(store, src, target, how)
+
+
+def _candidates(store: Store, src: int, target: Target, candidates: str) -> None:
+    """Fill `best`: each record with the nearest request of its id."""
+    store.run(
+        "CREATE OR REPLACE TABLE found AS SELECT DISTINCT g.g, l.r, l.action, l.method, l.path, l.category, "
+        f"l.prim, l.tt, l.ok, l.status, l.ip, l.tt - {_ours(target)} AS dt FROM live l {candidates} "
+        "JOIN gs s ON s.g = g.g AND s.src = l.src WHERE l.src = ? AND g.ev <> 'deny' AND l.kind = 'request' "
+        "AND l.r NOT IN (SELECT r FROM pair WHERE src = l.src) AND g.g NOT IN (SELECT g FROM pair WHERE src = l.src)",
+        src,
+    )
+    store.run(
+        "CREATE OR REPLACE TABLE best AS SELECT *, "
+        "row_number() OVER (PARTITION BY g ORDER BY abs(dt), r) AS place, "
+        "row_number() OVER (PARTITION BY g, action, method, path, category ORDER BY abs(dt), r) AS sort, "
+        "row_number() OVER (PARTITION BY g, action, method, path, category, prim, tt, ok, status, ip "
+        "ORDER BY r) AS twin "
+        "FROM (SELECT *, row_number() OVER (PARTITION BY r ORDER BY abs(dt), g) AS k FROM found) WHERE k = 1"
+    )
+
+
+def _pair_candidates(store: Store, src: int, target: Target, how: str) -> None:
+    """A request may be several events: all that carry the target's own id, and one of each kind by an id that the
+    client chose, which another client may have copied.
+    """
+    by_target = how == "request id"
+    several = "twin = 1" if by_target else "sort = 1"
+    store.run(
+        f"INSERT INTO pair SELECT ?, g, r, ?, 0, dt FROM best WHERE {'place = 1' if target.one else several}", src, how
+    )
+    if by_target:  # equal in everything: the export holds it twice
+        store.run("INSERT INTO out SELECT r, 'duplicate', 0 FROM best WHERE twin > 1")
+        store.run("DELETE FROM live WHERE r IN (SELECT r FROM best WHERE twin > 1)")
+
+
+def measure(store: Store, src: int, target: Target) -> Skew:
+    """How far the target's clock is off: from paired records, else from the Date headers of its answers."""
+    resolution = target.resolution_ms * 1000
+    for by, sql in (
+        ("paired records", "SELECT dt FROM pair WHERE src = $1"),
+        ("Date headers", "SELECT g.skew AS dt FROM gw g JOIN gs s ON s.g = g.g WHERE s.src = $1 AND g.dated = 1"),
+    ):
+        samples, median = store.one(f"SELECT count(*), quantile_disc(dt, 0.5) FROM ({sql})", src)
+        if not isinstance(median, int) or not isinstance(samples, int):
+            continue
+        mad = store.number(f"SELECT quantile_disc(abs(dt - {median}), 0.5) FROM ({sql})", src)
+        window = min(max(LEAST_WINDOW, 4 * mad), OFF) + resolution
+        return Skew(median=median, mad=mad, samples=samples, by=by, window=window)
+    return Skew(window=LEAST_WINDOW + resolution)
+
+
+def _in_windows(store: Store, src: int, target: Target, skew: Skew) -> None:
+    exact = list(target.key)
+    if "status" not in exact:
+        exact.append("ok")
+    loose = [name for name in target.key if name != "status"]
+    tight = TIGHT + target.resolution_ms * 1000 if skew.samples else skew.window
+    rounds = [(exact, min(tight, skew.window)), (exact, skew.window), (loose, skew.window)]
+    for at, (key, window) in enumerate(rounds):
+        _islands(store, src, target, key, skew.median, window)
+        _pair_equal(store, src, window)
+        if at > 0:
+            _pair_unequal(store, src, window, strong=target.strong)
+
+
+def _key(names: list[str], *, ours: bool) -> str:
+    """The key's columns as one text, of a request or of a record."""
+    of_ours = {
+        "service": "s.service", "host": "g.host", "method": "g.method", "path": "coalesce(t.route, g.path)",
+        "status": "CAST(g.status AS VARCHAR)", "ok": "CAST(g.ok AS VARCHAR)", "action": "''",
+    }  # fmt: skip
+    of_theirs = {name: f"l.{name}" for name in of_ours} | {
+        "status": "CAST(l.status AS VARCHAR)", "ok": "CAST(l.ok AS VARCHAR)", "action": "''",
+    }  # fmt: skip
+    table = of_ours if ours else of_theirs
+    return "concat_ws(chr(31), " + ", ".join(table[name] for name in names) + ")"
+
+
+def _islands(store: Store, src: int, target: Target, key: list[str], shift: int, window: int) -> None:
+    """Fill `isle`: what is left of both sides, in groups of one key without a pause longer than the window."""
+    store.run(
+        "CREATE OR REPLACE TABLE isle AS WITH both_ AS ("
+        f"SELECT {_key(key, ours=True)} AS k, 0 AS side, g.g AS id, {_ours(target)} AS moment FROM gs s "
+        "JOIN gw g ON g.g = s.g LEFT JOIN route t ON t.src = s.src AND t.path = g.path "
+        "WHERE s.src = $1 AND g.ev <> 'deny' AND s.g NOT IN (SELECT g FROM pair WHERE src = $1) "
+        f"UNION ALL SELECT {_key(key, ours=False)}, 1, l.r, l.tt - $2 FROM live l "
+        "WHERE l.src = $1 AND l.kind = 'request' AND l.r NOT IN (SELECT r FROM pair WHERE src = $1)), "
+        "jumps AS (SELECT *, CASE WHEN moment - lag(moment) OVER (PARTITION BY k ORDER BY moment, side, id) > $3 "
+        "THEN 1 ELSE 0 END AS jump FROM both_), "
+        "grouped AS (SELECT k, side, id, moment, sum(jump) OVER (PARTITION BY k ORDER BY moment, side, id) "
+        "AS isle FROM jumps) "
+        "SELECT *, count(*) FILTER (side = 0) OVER i AS n, count(*) FILTER (side = 1) OVER i AS m, "
+        "row_number() OVER (PARTITION BY k, isle, side ORDER BY moment, id) AS place FROM grouped "
+        "WINDOW i AS (PARTITION BY k, isle)",
+        src,
+        shift,
+        window,
+    )
+    store.run("DELETE FROM isle WHERE n = 0 OR m = 0")
+
+
+def _pair_equal(store: Store, src: int, window: int) -> None:
+    """As many of one as of the other: the first with the first, the second with the second, each within the window."""
+    store.run(
+        "INSERT INTO pair SELECT ?, a.id, b.id, 'window', CASE WHEN a.n > 1 THEN 1 ELSE 0 END, b.moment - a.moment "
+        "FROM isle a JOIN isle b ON a.k = b.k AND a.isle = b.isle AND a.place = b.place "
+        "WHERE a.side = 0 AND b.side = 1 AND a.n = a.m AND abs(b.moment - a.moment) <= ?",
+        src,
+        window,
+    )
+
+
+def _pair_unequal(store: Store, src: int, window: int, *, strong: bool) -> None:
+    """More of one than of the other: as many pairs as there can be, at the least distance; the rest is a surplus."""
+    pairs: list[tuple[object, ...]] = []
+    rest: list[tuple[object, ...]] = []
+    group: list[tuple[int, int, int]] = []
+    last: tuple[object, object] | None = None
+    for k, isle, side, id_, at in store.rows(
+        "SELECT k, isle, side, id, moment FROM isle WHERE n <> m ORDER BY k, isle, moment, side, id"
+    ):
+        if last is not None and (k, isle) != last:
+            _settle(src, group, window, pairs, rest)
+            group = []
+        last = (k, isle)
+        group.append((int(str(side)), int(str(id_)), int(str(at))))
+    if group:
+        _settle(src, group, window, pairs, rest)
+    kinds = {"src": "SMALLINT", "g": "BIGINT", "r": "BIGINT", "dt": "BIGINT"}
+    store.fill("more", kinds, pairs)
+    store.run("INSERT INTO pair SELECT src, g, r, 'window', 1, dt FROM more")
+    store.run("DROP TABLE more")
+    store.fill("left_over", {"src": "SMALLINT", "side": "VARCHAR", "id": "BIGINT", "n": "BIGINT", "m": "BIGINT"}, rest)
+    store.run("INSERT INTO surplus SELECT * FROM left_over")
+    store.run("DROP TABLE left_over")
+
+
+def _settle(
+    src: int,
+    group: list[tuple[int, int, int]],
+    window: int,
+    pairs: list[tuple[object, ...]],
+    rest: list[tuple[object, ...]],
+) -> None:
+    ours = [(at, id_) for side, id_, at in group if side == 0]
+    theirs = [(at, id_) for side, id_, at in group if side == 1]
+    chosen = align([at for at, _ in ours], [at for at, _ in theirs], window)
+    pairs.extend((src, ours[i][1], theirs[j][1], theirs[j][0] - ours[i][0]) for i, j in chosen)
+    used_ours, used_theirs = {i for i, _ in chosen}, {j for _, j in chosen}
+    sizes = (len(ours), len(theirs))
+    rest.extend((src, "g", id_, *sizes) for i, (_, id_) in enumerate(ours) if i not in used_ours)
+    rest.extend((src, "r", id_, *sizes) for j, (_, id_) in enumerate(theirs) if j not in used_theirs)
+
+
+def align(a: list[int], b: list[int], window: int) -> list[tuple[int, int]]:
+    """Pairs of two sorted lists of times, in their order: as many as are possible within the window, and of these the
+    ones with the least sum of distances. For long lists the first possible ones: as many, perhaps not the nearest.
+    """
+    if len(a) * len(b) > _DP_CELLS:
+        return _greedy(a, b, window)
+    width = len(b) + 1
+    # best[i][j]: (pairs, -distance) of the tails a[i:], b[j:]
+    best = [[(0, 0)] * width for _ in range(len(a) + 1)]
+    for i in range(len(a) - 1, -1, -1):
+        row, below = best[i], best[i + 1]
+        for j in range(len(b) - 1, -1, -1):
+            choice = max(below[j], row[j + 1])
+            distance = abs(b[j] - a[i])
+            if distance <= window:
+                count, cost = below[j + 1]
+                choice = max(choice, (count + 1, cost - distance))
+            row[j] = choice
+    return _trace(best, a, b, window)
+
+
+def _trace(best: list[list[tuple[int, int]]], a: list[int], b: list[int], window: int) -> list[tuple[int, int]]:
+    chosen, i, j = [], 0, 0
+    while i < len(a) and j < len(b):
+        distance = abs(b[j] - a[i])
+        count, cost = best[i + 1][j + 1]
+        if distance <= window and best[i][j] == (count + 1, cost - distance):
+            chosen.append((i, j))
+            i, j = i + 1, j + 1
+        elif best[i][j] == best[i + 1][j]:
+            i += 1
+        else:
+            j += 1
+    return chosen
+
+
+def _greedy(a: list[int], b: list[int], window: int) -> list[tuple[int, int]]:
+    chosen, i, j = [], 0, 0
+    while i < len(a) and j < len(b):
+        if abs(b[j] - a[i]) <= window:
+            chosen.append((i, j))
+            i, j = i + 1, j + 1
+        elif a[i] < b[j]:
+            i += 1
+        else:
+            j += 1
+    return chosen
+
+
+def _sessions(store: Store, src: int, skew: Skew) -> None:
+    """One record for many requests (Squid's CONNECT): each request that lies within the session of its host."""
+    store.run(
+        "INSERT INTO pair SELECT $1, g, r, 'session', 0, 0 FROM (SELECT g.g, l.r, row_number() OVER "
+        "(PARTITION BY g.g ORDER BY l.t, l.r) AS k FROM live l JOIN gw g ON g.host = l.host "
+        "AND g.t1 >= l.t - $2 - $3 AND g.t0 <= l.te - $2 + $3 JOIN gs s ON s.g = g.g AND s.src = $1 "
+        "WHERE l.src = $1 AND l.kind = 'session' AND g.ev <> 'deny' "
+        "AND g.g NOT IN (SELECT g FROM pair WHERE src = $1)) WHERE k = 1",
+        src,
+        skew.median,
+        skew.window,
+    )

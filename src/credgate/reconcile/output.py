@@ -1,0 +1,154 @@
+"""The report's files: JSON, CSV, HTML and its schema. Same inputs, same bytes: no clock, no path of this machine."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib import metadata, resources
+from pathlib import Path
+
+from credgate.reconcile.classes import MEANINGS, severity
+from credgate.reconcile.html import page
+from credgate.reconcile.model import ReconcileError
+from credgate.reconcile.result import FORM, Part, Result
+from credgate.reconcile.rows import Row, findings, prepare, worst_words, write_csv
+from credgate.reconcile.store import Store
+from credgate.reconcile.times import show
+
+SCHEMA = "report.schema.json"
+
+
+def write_report(store: Store, result: Result, directory: Path | None) -> dict[str, object]:
+    """Write the files, if there is a directory to write to; returns the summary."""
+    prepare(store, result)
+    summary = summarize(result)
+    if directory is None:
+        return summary
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _write_json(store, result, summary, directory / "report.json")
+        write_csv(store, (directory / "records.csv").resolve())
+        (directory / "report.html").write_text(page(store, result, summary), "utf-8")
+        (directory / SCHEMA).write_text(schema(), "utf-8")
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise ReconcileError("report", f"can't write the report to {directory}: {why}", "--report DIR", 2) from error
+    return summary
+
+
+def schema() -> str:
+    """The schema of report.json."""
+    return resources.files("credgate.reconcile").joinpath(SCHEMA).read_text("utf-8")
+
+
+def summarize(result: Result) -> dict[str, object]:
+    """All but the findings of single records."""
+    report = result.seen.report
+    return {
+        "schema": FORM,
+        "tool": f"credgate {_version()}",
+        "verdict": {
+            "exit": int(result.severity),
+            "severity": result.severity.name.lower(),
+            "words": worst_words(result.severity),
+            "verified": not int(report.status),
+        },
+        "ledger": {
+            "state": report.status.name.lower(),
+            "records": report.records,
+            "last_sha256": report.last_sha256,
+            "witness": report.witness,
+            "notes": list(report.notes),
+            "first": show(result.seen.first) if result.seen.records else None,
+            "last": show(result.seen.last) if result.seen.records else None,
+            "allowed": result.seen.allowed,
+            "denied": result.seen.denied,
+            "tunnels": result.seen.tunnels,
+            "policy_sha256": sorted(result.seen.policies),
+        },
+        "completeness": {
+            "requests": result.allowed,
+            "checkable": result.checkable,
+            "without_export": result.unchecked,
+            "tunnels": result.seen.tunnels,
+        },
+        "sources": [_source(part) for part in result.parts],
+        "source_findings": [
+            {
+                "source": item.source,
+                "class": str(item.class_),
+                "severity": int(severity(item.class_)),
+                "count": item.count,
+                "words": item.words,
+            }
+            for item in result.findings
+        ],
+        "shared_targets": [{"host": host, "runs": runs, "requests": n} for host, runs, n in result.shared],
+        "classes": {
+            str(name): {"severity": int(meaning.severity), "words": meaning.words} for name, meaning in MEANINGS.items()
+        },
+        "parameters": dict(result.parameters),
+    }
+
+
+def _version() -> str:
+    try:
+        return metadata.version("credgate")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _source(part: Part) -> dict[str, object]:
+    skew = part.skew
+    return {
+        "name": part.target.name,
+        "format": part.target.format,
+        "title": part.target.title,
+        "files": [
+            {
+                "name": file.name,
+                "sha256": file.sha256,
+                "bytes": file.size,
+                "records": file.records,
+                "unreadable": dict(sorted(file.unreadable.items())),
+            }
+            for file in part.files
+        ],
+        "clock": {
+            "median_us": skew.median,
+            "mad_us": skew.mad,
+            "samples": skew.samples,
+            "by": skew.by,
+            "window_us": skew.window,
+        },
+        "credentials": part.held,
+        "requests": part.gateway,
+        "records": part.records,
+    }
+
+
+def _write_json(store: Store, result: Result, summary: dict[str, object], path: Path) -> None:
+    """The summary with its findings, written as they are read: there may be many."""
+    text = json.dumps(summary, indent=1, sort_keys=True, ensure_ascii=True)
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text[:-2] + ',\n "findings": [')
+        for at, item in enumerate(_findings(store, result)):
+            file.write(("," if at else "") + "\n  " + json.dumps(item, sort_keys=True, ensure_ascii=True))
+        file.write("\n ]\n}\n")
+
+
+def _findings(store: Store, result: Result) -> Iterator[dict[str, object]]:
+    for row in findings(store, result):
+        yield as_json(row)
+
+
+def as_json(row: Row) -> dict[str, object]:
+    """A finding as report.json holds it."""
+    return {
+        "class": row.class_,
+        "severity": int(severity(row.class_)),
+        "source": row.source,
+        "join": row.join,
+        "words": row.words,
+        "ledger": asdict(row.ours) if row.ours else None,
+        "target": asdict(row.theirs) if row.theirs else None,
+    }
