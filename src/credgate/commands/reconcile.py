@@ -146,7 +146,10 @@ def _some(rows: "list[Row]") -> None:
         refs = [f"ledger {row.ours.seq}"] if row.ours else []
         refs += [f"{row.theirs.file} record {row.theirs.record}"] if row.theirs else []
         what = row.ours or row.theirs
-        where = f"{what.time} {what.method} {what.host}{what.path}" if what else ""
+        did = row.theirs.action if row.theirs and not row.ours else ""
+        where = (
+            " ".join(word for word in (what.time, did, what.method, f"{what.host}{what.path}") if word) if what else ""
+        )
         _say(f"  {row.class_:15} {row.source}: {where} ({', '.join(refs)})\n  {'':15} {row.words}")
     if len(rows) > _SHOWN:
         _say(f"  {rows[0].class_:15} ... more of these in the report: --report DIR")

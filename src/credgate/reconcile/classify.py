@@ -226,8 +226,9 @@ def _gaps(store: Store, src: int, skew: Skew, seen: Seen) -> None:
         GAP,
     )
     store.run(
-        "CREATE OR REPLACE TABLE within AS SELECT q.a, q.b, x.g FROM quiet q JOIN gw g ON g.t1 > q.a AND g.t0 < q.b "
-        "JOIN gres x ON x.g = g.g AND x.src = ? AND x.class IN ('gateway-only', 'ambiguous')",
+        "CREATE OR REPLACE TABLE within AS SELECT x.g, min(q.a) AS a, arg_min(q.b, q.a) AS b FROM quiet q "
+        "JOIN gw g ON g.t1 > q.a AND g.t0 < q.b JOIN gres x ON x.g = g.g AND x.src = ? "
+        "AND x.class IN ('gateway-only', 'ambiguous') GROUP BY x.g",
         src,
     )
     store.run(

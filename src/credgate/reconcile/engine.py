@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from credgate.reconcile import scope
+from credgate.reconcile.checking import accepted, checking
 from credgate.reconcile.classify import classify
-from credgate.reconcile.gateway import Seen, check
+from credgate.reconcile.gateway import Seen
 from credgate.reconcile.join import join
 from credgate.reconcile.model import ReconcileError
 from credgate.reconcile.reading import Source, expand
@@ -41,14 +42,15 @@ class Options:
 
 def reconcile[T](options: Options, report: Callable[[Store, Result], T]) -> T:
     """Read, join, classify; `report` is called while the tables are there. Raises ReconcileError, LedgerError."""
-    seen = Seen(report=check(options.ledger, allow_unverified=options.allow_unverified))
     targets = _targets(options)
     with (
+        checking(options.ledger) as checked,
         tempfile.TemporaryDirectory(prefix="credgate-reconcile-", dir=options.scratch) as directory,
         Store(Path(directory)) as store,
     ):
-        take_ledger(store, options.ledger, seen)
         files = _read(store, options, targets)
+        seen = Seen(report=accepted(checked(), options.ledger, allow_unverified=options.allow_unverified))
+        take_ledger(store, options.ledger, seen)
         targets = scope.hosts_of(store, targets)
         since = seen.first if options.since is None else options.since
         scope.assign(store, targets)

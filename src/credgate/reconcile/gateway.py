@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from credgate.ledger.chain import GENESIS
 from credgate.ledger.files import lines, segments
-from credgate.ledger.verify import Report, Status, verify
+from credgate.ledger.verify import Report, Status
 from credgate.reconcile.model import MAX_PATH, UNKNOWN, ReconcileError, clean, path_of, same_id, status_of, success
 from credgate.reconcile.times import moment
 from credgate.text import escape
@@ -23,6 +23,9 @@ from credgate.text import escape
 # Headers of an answer that name no request: a time, a duration.
 _NO_IDS = frozenset({"date", "server-timing", "x-envoy-upstream-service-time"})
 _LEAST_ID = 6  # characters: a shorter value would pair by chance
+
+
+type Cred = tuple[str, int]  # a fingerprint (1) or a secret's name (0)
 
 
 class Call(NamedTuple):
@@ -47,7 +50,7 @@ class Call(NamedTuple):
     rule: str = ""
     skew: int = 0  # the answer's Date less our end, in microseconds
     dated: int = 0
-    creds: tuple[str, ...] = ()
+    creds: tuple[Cred, ...] = ()
     ids: tuple[str, ...] = ()
 
 
@@ -65,19 +68,6 @@ class Seen:
     final: bool = False
     breaks: list[int] = field(default_factory=list)  # times at which a writer found that another had stopped hard
     policies: set[str] = field(default_factory=set)
-
-
-def check(directory: Path, *, allow_unverified: bool) -> Report:
-    """Verify the ledger. Raises ReconcileError unless it is sound, or its state is taken as it is."""
-    report = verify(directory)
-    if report.status is Status.UNREADABLE:
-        raise ReconcileError("ledger_unreadable", report.detail or f"no ledger in {directory}", "--ledger DIR", 2)
-    if report.status is not Status.SOUND and not allow_unverified:
-        state = report.status.name.lower()
-        at = f" at record {report.seq} ({report.kind})" if report.seq else ""
-        detail = f"the ledger doesn't verify: {state}{at}: {report.detail}"
-        raise ReconcileError("ledger_unverified", detail, "credgate log verify; or --allow-unverified", 3)
-    return report
 
 
 def calls(directory: Path, seen: Seen) -> Iterator[Call]:
@@ -235,10 +225,14 @@ def _tag(record: Mapping[str, object]) -> str:
     return _text(record, "ua_tag").rpartition("credgate/")[2]
 
 
-def _creds(record: Mapping[str, object]) -> tuple[str, ...]:
+def _creds(record: Mapping[str, object]) -> tuple[Cred, ...]:
     """The credentials by fingerprint and by the secret's name: a mapping may speak of either."""
-    names = f"{_text(record, 'cred_fp')},{_text(record, 'secret')}".split(",")
-    return tuple(dict.fromkeys(clean(name.strip()) for name in names if name.strip()))
+    found: dict[Cred, None] = {}
+    for field_, fingerprint in (("cred_fp", 1), ("secret", 0)):
+        for name in _text(record, field_).split(","):
+            if name.strip():
+                found[clean(name.strip()), fingerprint] = None
+    return tuple(found)
 
 
 def _ids(record: Mapping[str, object]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from credgate.reconcile.model import ReconcileError
+from credgate.reconcile.model import ReconcileError, clean
 
 MAX_RECORD = 8 * 1024 * 1024  # CloudTrail's own bound of an event is 256 KB; no format comes near
 _CHUNK = 1024 * 1024
@@ -85,7 +85,7 @@ class Opened:
     """An open export: plain or gzip, UTF-8 or UTF-16 with a mark. A context manager; at its end `source` is whole."""
 
     def __init__(self, path: Path) -> None:
-        self.source = Source(name=path.name)
+        self.source = Source(name=clean(path.name))
         try:
             self._file = io.FileIO(path)
         except OSError as error:

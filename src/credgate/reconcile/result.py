@@ -76,10 +76,11 @@ def gather(store: Store, result: Result) -> None:
             src,
         )
         result.findings += _of_source(store, src, part)
+    end = 2**62 if result.until is None else result.until
     result.unchecked = store.number(
-        "SELECT count(*) FROM gres x JOIN gw g ON g.g = x.g WHERE src = -1 AND g.ev <> 'deny'"
+        "SELECT count(*) FROM gres x JOIN gw g ON g.g = x.g WHERE src = -1 AND g.ev <> 'deny' AND g.t0 <= ?", end
     )
-    result.allowed = store.number("SELECT count(*) FROM gw WHERE ev <> 'deny'")
+    result.allowed = store.number("SELECT count(*) FROM gw WHERE ev <> 'deny' AND t0 <= ?", end)
     result.checkable = store.number(
         "SELECT count(DISTINCT g) FROM gres WHERE class IN (SELECT unnest(?))", sorted(CHECKED)
     )

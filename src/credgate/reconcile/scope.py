@@ -133,14 +133,8 @@ def other_credentials(store: Store, src: int, target: Target) -> list[str]:
             src,
         )
         held = _held(store, src)
-    named = (
-        bool(target.credentials)
-        or store.number(
-            "SELECT count(*) FROM gcred c JOIN gs s ON s.g = c.g JOIN gw g ON g.g = c.g WHERE s.src = ? "
-            "AND c.cred <> g.secret",
-            src,
-        )
-        > 0
+    named = bool(target.credentials) or store.number(
+        "SELECT count(*) FROM gcred c JOIN gs s ON s.g = c.g WHERE s.src = ? AND c.fp = 1", src
     )
     if target.credential == "logged":
         foreign = "cred NOT IN (SELECT cred FROM ours)" if held or named else "false"

@@ -114,15 +114,15 @@ def take_ledger(store: Store, directory: Path, seen: Seen) -> None:
             _write_call(call, main, ids, creds)
     store.load("gw", _CALLS)
     store.load("gid", {"g": "BIGINT", "id": "VARCHAR"})
-    store.load("gcred", {"g": "BIGINT", "cred": "VARCHAR"})
+    store.load("gcred", {"g": "BIGINT", "cred": "VARCHAR", "fp": "TINYINT"})
 
 
 def _write_call(call: Call, main: _Sheet, ids: _Sheet, creds: _Sheet) -> None:
     main.write(call[:-2])
     for item in call.ids:
         ids.write((call.seq, item))
-    for item in call.creds:
-        creds.write((call.seq, item))
+    for cred in call.creds:
+        creds.write((call.seq, *cred))
 
 
 class Taken:

@@ -103,7 +103,9 @@ def test_a_wrong_format_named(worlds: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_no_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["reconcile", "--ledger", str(tmp_path), "--source", "nginx=/dev/null"]) == 2
+    empty = tmp_path / "empty.log"
+    empty.touch()
+    assert cli.main(["reconcile", "--ledger", str(tmp_path), "--source", f"nginx={empty}"]) == 2
     assert "no ledger" in capsys.readouterr().err
 
 

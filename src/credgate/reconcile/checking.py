@@ -1,0 +1,76 @@
+"""Verification of the ledger. That of a large one runs in a process of its own, while the exports are read."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from credgate.ledger.files import segments
+from credgate.ledger.verify import Report, Status, verify
+from credgate.reconcile.model import ReconcileError
+
+LARGE = 32 * 1024 * 1024  # bytes: below it a process costs more than it saves
+
+
+@contextmanager
+def checking(directory: Path, *, large: int = LARGE) -> Iterator[Callable[[], Report]]:
+    """Begin to verify; what it gives waits for the report. A process that isn't waited for is ended.
+
+    Raises ReconcileError where there is nothing to verify.
+    """
+    if _size(directory) < large:
+        yield lambda: verify(directory)
+        return
+    command = [sys.executable, "-I", "-m", "credgate", "log", "verify", "--json", "--ledger", str(directory)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
+        try:
+            yield lambda: _report(process)
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def _size(directory: Path) -> int:
+    try:
+        return sum(path.stat().st_size for _, path in segments(directory))
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise ReconcileError("ledger_unreadable", f"can't read {directory}: {why}", "--ledger DIR", 2) from error
+
+
+def _report(process: subprocess.Popen[bytes]) -> Report:
+    """The report as `log verify --json` prints it. No report is an unreadable ledger, never a sound one."""
+    out, _ = process.communicate()
+    try:
+        said = json.loads(out)
+        status = Status(said["exit"])
+        if process.returncode != int(status):
+            raise ValueError("exit status")
+        return Report(
+            status=status,
+            records=int(said["records"]),
+            last_sha256=str(said["last_sha256"]),
+            kind=str(said["kind"]),
+            seq=None if said["seq"] is None else int(said["seq"]),
+            segment=str(said["segment"]),
+            detail=str(said["detail"]),
+            notes=tuple(str(note) for note in said["notes"]),
+            witness=str(said["witness"]),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        detail = f"its verification ended with {process.returncode} and no report"
+        raise ReconcileError("ledger_unreadable", detail, "credgate log verify", 2) from error
+
+
+def accepted(report: Report, directory: Path, *, allow_unverified: bool) -> Report:
+    """The report of a ledger that may be joined. Raises ReconcileError unless it is sound, or taken as it is."""
+    if report.status is Status.UNREADABLE:
+        raise ReconcileError("ledger_unreadable", report.detail or f"no ledger in {directory}", "--ledger DIR", 2)
+    if report.status is not Status.SOUND and not allow_unverified:
+        state = report.status.name.lower()
+        at = f" at record {report.seq} ({report.kind})" if report.seq else ""
+        detail = f"the ledger doesn't verify: {state}{at}: {report.detail}"
+        raise ReconcileError("ledger_unverified", detail, "credgate log verify; or --allow-unverified", 3)
+    return report

@@ -1,0 +1,67 @@
+"""A large ledger is verified in another process, with the same outcome; without an outcome nothing is joined."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from credgate.ledger.verify import Status, verify
+from credgate.reconcile import checking as module
+from credgate.reconcile.checking import accepted, checking
+from credgate.reconcile.fabricate import honest, write_ledger
+from credgate.reconcile.model import ReconcileError
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    write_ledger(tmp_path / "ledger", honest(30).ledger)
+    return tmp_path / "ledger"
+
+
+def test_both_ways_say_the_same_of_a_sound_ledger(ledger: Path) -> None:
+    with checking(ledger, large=0) as checked:
+        report = checked()
+    assert report == verify(ledger)
+    assert accepted(report, ledger, allow_unverified=False) is report
+
+
+def test_both_ways_say_the_same_of_a_changed_one(ledger: Path) -> None:
+    segment = ledger / "seg-000001.jsonl"
+    segment.write_bytes(segment.read_bytes().replace(b"r-selftest", b"r-selftesT", 1))
+    with checking(ledger, large=0) as checked:
+        report = checked()
+    assert report == verify(ledger)
+    assert report.status is Status.TAMPERED
+    with pytest.raises(ReconcileError, match="doesn't verify") as refused:
+        accepted(report, ledger, allow_unverified=False)
+    assert refused.value.exit_status == 3
+    assert accepted(report, ledger, allow_unverified=True) is report
+
+
+@pytest.mark.parametrize("script", ["", "print('{}')", "print('[]')", "raise SystemExit(1)", "print('{\"exit\": 0}')"])
+def test_a_verification_without_a_report_is_no_verification(script: str) -> None:
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    with process, pytest.raises(ReconcileError, match="no report"):
+        module._report(process)
+
+
+def test_a_verification_that_is_not_waited_for_is_ended(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    popen = subprocess.Popen
+
+    def start(command: list[str], **more: object) -> "subprocess.Popen[bytes]":
+        started.append(popen([sys.executable, "-c", "import time; time.sleep(60)"], **more))  # type: ignore[call-overload]
+        return started[0]
+
+    monkeypatch.setattr(module.subprocess, "Popen", start)
+    with pytest.raises(ReconcileError, match="given up"), checking(ledger, large=0):
+        raise ReconcileError("x", "given up")
+    assert started[0].returncode == -9
+
+
+def test_no_ledger_at_all(tmp_path: Path) -> None:
+    with pytest.raises(ReconcileError, match="can't read"), checking(tmp_path / "none"):
+        pass
+    with checking(tmp_path) as checked, pytest.raises(ReconcileError, match="no ledger"):
+        accepted(checked(), tmp_path, allow_unverified=False)
