@@ -1,6 +1,6 @@
 """The thread that signs: a checkpoint a second or every 256 lines while there are any, and where something ends.
 
-It stands beside the writer and holds none of its locks while it signs and writes, so that no line waits for a checkpoint.
+It stands beside the writer and holds none of its locks while it signs and writes: no line waits for a checkpoint.
 A checkpoint is made of lines that are on the disk already: one that promises more than a power cut left would accuse
 an honest writer.
 """

@@ -1,7 +1,7 @@
 """The install's Ed25519 key, which signs checkpoints: 0600, in a directory of its own that no jail and no copy of the
 ledger holds; and the key's public half in the forms that others hand us.
 
-A change of key is a `key_change` line with both keys' signatures over change_text: whoever trusts one may go to the other.
+A change of key is a `key_change` line with both keys' signatures over change_text: who trusts one may go to the other.
 """
 
 import base64
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from credgate.errors import CredgateError
 from credgate.ledger.note import Checkpoint, Note, key_id
 from credgate.ledger.record import LedgerError
 from credgate.paths import private_dir, read_private, sync_dir, write_private
@@ -142,6 +143,22 @@ def _decode(text: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except binascii.Error as error:
         raise ValueError("not an Ed25519 public key: expected PEM, a C2SP vkey or base64 of 32 bytes") from error
+
+
+def decode_signature(text: object) -> bytes:
+    """The signature in a record. Raises ValueError."""
+    if not isinstance(text, str):
+        raise ValueError("no signature")
+    return base64.b64decode(text, validate=True)  # binascii.Error is a ValueError
+
+
+def public_beside(ledger: Path) -> bytes | None:
+    """The public half of the key beside a ledger, None where none is, or none that we may read."""
+    try:
+        key = load(beside(ledger))
+    except (CredgateError, OSError):
+        return None
+    return key.public if key else None
 
 
 def read_public(given: str) -> bytes:

@@ -23,13 +23,16 @@ type RecordPruned = Callable[[Mapping[str, object]], None]
 _KEY_CHANGE = b'"ev":"key_change"'
 
 
-def tidy(directory: Path, keep: int, pack: bool, record: RecordPruned) -> None:
-    """Leave `keep` segments (0: all), packed but for the last. Raises OSError, LedgerError, PlaceError."""
-    if keep:
-        prune(directory, keep, record)
+def tidy(directory: Path, keep: int, pack: bool, record: RecordPruned) -> int:
+    """Leave `keep` segments (0: all), packed but for the last; return how many went.
+
+    Raises OSError, LedgerError, PlaceError.
+    """
+    gone = prune(directory, keep, record) if keep else 0
     if pack:
         for _, path in segments(directory)[:-1]:
             pack_segment(path)
+    return gone
 
 
 def pack_segment(path: Path) -> None:

@@ -158,7 +158,7 @@ def _nodes(record: Mapping[str, object]) -> Iterator[bytes]:
     if not isinstance(frontier, list):
         raise ValueError("frontier is no list")
     for item in frontier:
-        yield _decode(item)
+        yield decode_hash(item)
 
 
 def _number(record: Mapping[str, object], name: str) -> int:
@@ -170,12 +170,13 @@ def _number(record: Mapping[str, object], name: str) -> int:
 
 def _bytes(record: Mapping[str, object], name: str) -> bytes | None:
     try:
-        return _decode(record.get(name))
+        return decode_hash(record.get(name))
     except ValueError:
         return None
 
 
-def _decode(text: object) -> bytes:
+def decode_hash(text: object) -> bytes:
+    """The 32 bytes of a hash or a key in a record. Raises ValueError."""
     if not isinstance(text, str):
         raise ValueError("not text")
     try:

@@ -10,10 +10,8 @@ import errno
 import logging
 import os
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
@@ -21,6 +19,7 @@ from credgate.ledger import keys, retain
 from credgate.ledger.chain import Head, link
 from credgate.ledger.checkpoints import END, FINAL, Checkpoints, Snapshot
 from credgate.ledger.files import RESERVE, segment_name
+from credgate.ledger.host import Clock, SystemCalls, host_clock
 from credgate.ledger.note import Note, origin_of
 from credgate.ledger.record import LedgerError, Stamp, clean_fields
 from credgate.ledger.recover import Opened, open_tail, settle
@@ -29,37 +28,11 @@ from credgate.ledger.tree import leaf_hash
 from credgate.ledger.witness import Teller, name_of, way_to
 from credgate.paths import PlaceError, open_private, sync_dir
 
+__all__ = ["Ledger", "SystemCalls", "host_clock"]
+
 log = logging.getLogger(__name__)
 
-type Clock = Callable[[], Stamp]
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _HINT = "free the disk or mend it, see `credgate log verify`, then start the gateway again"
-
-
-class SystemCalls:
-    """The system calls that can fail on a disk: the seam through which tests make them fail."""
-
-    write = staticmethod(os.write)
-    fdatasync = staticmethod(os.fdatasync)
-    ftruncate = staticmethod(os.ftruncate)
-
-
-def host_clock() -> Clock:
-    """The host's clocks. Raises LedgerError when the boot id can't be read."""
-    try:
-        boot = _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError as error:
-        raise LedgerError("no_boot_id", f"can't read {_BOOT_ID}: {error.strerror}", "mount /proc") from error
-
-    def now() -> Stamp:
-        seconds, nanos = divmod(time.time_ns(), 10**9)
-        moment = datetime.fromtimestamp(seconds, UTC).replace(microsecond=nanos // 1000)
-        return Stamp(
-            ts=moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ"), boot=boot, mono_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        )
-
-    return now
 
 
 class Ledger:
