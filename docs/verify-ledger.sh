@@ -26,8 +26,7 @@ note() { # note number $i is of exactly these lines: its name, root and signatur
 openssl pkey -pubin -in "$key" -outform DER >"$tmp/der" && compgen -G "$dir/seg-000001.jsonl*" >"$tmp/err" || end 4 "?"
 for f in "$dir"/seg-*.jsonl*; do case $f in *.gz) gzip -dc "$f" ;; *) cat "$f" ;; esac || end 1 "$f"; done >"$tmp/all"
 cat "$dir"/seg-*.notes 2>"$tmp/err" | awk -v RS= -v d="$tmp" '{ print >(d (NR % 2 ? "/text." : "/sig.") int((NR + 1) / 2)) }'
-next() { [ -e "$tmp/text.$i" ] && mapfile -t text <"$tmp/text.$i" || text=('' 0); }
-next
+next() { [ -e "$tmp/text.$i" ] && mapfile -t text <"$tmp/text.$i" || text=('' 0); } && next
 while IFS= read -r line; do
     [[ $line == *"\"prev\":\"$prev\""* ]] || end 1 "broken chain"
     prev=$(sha <<<"$line") leaf=$({ printf '\0' && printf '%s\n' "$line"; } | sha) last=$line

@@ -16,11 +16,15 @@ from credgate.ledger.walk import SETTLE, Stop, Walk, open_file
 
 
 def nothing_promised(walk: Walk, others: Sequence[Note]) -> None:
-    """Hold the end against checkpoints of more lines than there are."""
-    ahead = [note.checkpoint.size for note in (*walk.notes, *others)]
-    if ahead:
-        detail = f"a checkpoint says that there were {max(ahead)} lines, there are {walk.head.seq}"
-        raise Stop(Status.TRUNCATED, "checkpoint_ahead", detail)
+    """Hold the end against checkpoints of more lines than there are. Raises Stop."""
+    ahead = [*walk.notes, *others]
+    if not ahead:
+        return
+    size = max(note.checkpoint.size for note in ahead)
+    detail = f"a checkpoint says that there were {size} lines, there are {walk.head.seq}"
+    if not any(note.signed_by(key) for note in ahead for key in walk.chain):
+        raise Stop(Status.TAMPERED, "checkpoint_forged", f"{detail}; the ledger's key didn't sign it")
+    raise Stop(Status.TRUNCATED, "checkpoint_ahead", detail)
 
 
 def first_key(directory: Path, signed: bool) -> bytes | None:

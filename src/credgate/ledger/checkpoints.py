@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from credgate.ledger.files import notes_name
+from credgate.ledger.chain import parse_line
+from credgate.ledger.files import notes_name, segment_lines, segments
 from credgate.ledger.keys import Key
-from credgate.ledger.note import Checkpoint
+from credgate.ledger.note import Checkpoint, NoteError
 from credgate.ledger.record import LedgerError
+from credgate.ledger.scan import notes_of, read_header
 from credgate.ledger.tree import fold
 from credgate.ledger.witness import Teller
 from credgate.paths import PlaceError, open_private, sync_dir
@@ -41,6 +43,37 @@ class Snapshot:
         """What is signed of it."""
         extra = (f"segment {self.segment}", f"last {self.last_sha256}", *((self.mark,) if self.mark else ()))
         return Checkpoint(origin=self.origin, size=self.size, root=fold(self.nodes), extra=extra)
+
+
+def sign_missing_ends(directory: Path, key: Key) -> None:
+    """Sign ends of segments that a crash left unsigned: what the next segment begins with says all that is needed.
+
+    So each boundary can bear a removal. One of before a change of key stays as it is. Raises LedgerError, OSError.
+    """
+    for number, path in reversed(segments(directory)[1:]):
+        line = next(segment_lines(path), b"")
+        header = read_header(line)
+        if header is None or header.key != key.public:
+            return
+        try:
+            notes, _, _ = notes_of(directory, number - 1)
+        except NoteError as error:
+            raise LedgerError("ledger_damaged", f"{notes_name(number - 1)}: {error}", "credgate log verify") from error
+        if notes and notes[-1].checkpoint.size >= header.tree.size:
+            return
+        extra = (f"segment {number - 1}", f"last {parse_line(line)['prev']}", END)
+        checkpoint = Checkpoint(origin=header.origin, size=header.tree.size, root=header.root, extra=extra)
+        fd = open_private(directory / notes_name(number - 1), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        try:
+            _write_whole(fd, key.note(checkpoint).data())
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+
+
+def _write_whole(fd: int, data: bytes) -> None:
+    if os.write(fd, data) != len(data):  # the rest of the note has no room
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Checkpoints:
@@ -136,8 +169,7 @@ class Checkpoints:
 
     def _write(self, snapshot: Snapshot, data: bytes) -> None:
         fd = self._notes(snapshot.segment)
-        if os.write(fd, data) != len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        _write_whole(fd, data)
         if snapshot.mark:
             os.fdatasync(fd)
 

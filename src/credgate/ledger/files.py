@@ -100,7 +100,8 @@ def segment_lines(path: Path, offset: int = 0) -> Iterator[bytes]:
 def packed_lines(fd: int, offset: int = 0) -> Iterator[bytes]:
     """As lines(), of an open packed segment. Raises PackError."""
     try:
-        with gzip.open(os.fdopen(os.dup(fd), "rb"), "rb") as file:
+        with os.fdopen(os.dup(fd), "rb") as raw, gzip.open(raw, "rb") as file:
+            raw.seek(0)
             file.seek(offset)
             while line := file.readline(MAX_LINE + 1):
                 yield line

@@ -146,9 +146,11 @@ def _open_locked(directory: Path, lock_fd: int) -> Opened:
 
 
 def _cut_notes(directory: Path) -> list[Mapping[str, object]]:
-    """Cut torn checkpoints off, of the last segment and of the one before, whose last one a power cut may have torn."""
+    """Cut torn checkpoints off. The signer may have been some segments behind the writer when a crash came."""
     cut: list[Mapping[str, object]] = []
-    for number, path in notes_files(directory)[-2:]:
+    for number, path in notes_files(directory):
+        if _ends_whole(path):
+            continue
         try:
             _, end, size = notes_of(directory, number)
         except NoteError as error:
@@ -162,6 +164,15 @@ def _cut_notes(directory: Path) -> list[Mapping[str, object]]:
                 os.close(fd)
             cut.append({"length": size - end, "detail": f"torn checkpoint cut off {path.name}"})
     return cut
+
+
+def _ends_whole(path: Path) -> bool:
+    fd = open_private(path, os.O_RDONLY)
+    try:
+        size = os.fstat(fd).st_size
+        return size == 0 or os.pread(fd, 2, max(0, size - 2)) == b"\n\n"
+    finally:
+        os.close(fd)
 
 
 def put_reserve(directory: Path) -> None:

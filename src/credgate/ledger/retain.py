@@ -83,8 +83,10 @@ def prune(directory: Path, keep: int, record: RecordPruned) -> int:
     _keep_changes(directory, gone)
     root = base64.b64encode(header.root).decode()
     record({"segment": last, "tree_size": header.tree.size, "root": root, "count": len(gone)})
-    for _, path in gone:
-        path.unlink()
+    for _, path in gone:  # the oldest first: what a crash leaves is a whole ledger from some segment on
+        # packed first, as segments() prefers the other: a crash while it was packed left both
+        path.with_name(path.name.removesuffix(PACKED) + PACKED).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
     _sweep(directory, stays[0][0])
     sync_dir(directory)
     return len(gone)

@@ -114,11 +114,11 @@ def _check_segments(directory: Path, walk: Walk) -> None:
     signed = dict(notes_files(directory))  # before the lines: what these promise must be there then
     promised = {number: read_notes(path, walk) for number, path in signed.items()}
     known = segments(directory)
+    walk.key = first_key(directory, bool(signed))
+    walk.chain += [walk.key] if walk.key else []
     if not known:
         nothing_promised(walk, [note for found in promised.values() for note in found])
         raise Stop(Status.UNREADABLE, "", f"no ledger in {directory}: expected {segment_name(1)}")
-    walk.key = first_key(directory, bool(signed))
-    walk.chain += [walk.key] if walk.key else []
     start = known[0][0]
     if start > 1:
         begin_behind_removed(directory, walk, known[0], promised.get(start - 1, []))

@@ -17,7 +17,7 @@ from typing import Self
 
 from credgate.ledger import keys, retain
 from credgate.ledger.chain import Head, link
-from credgate.ledger.checkpoints import END, FINAL, Checkpoints, Snapshot
+from credgate.ledger.checkpoints import END, FINAL, Checkpoints, Snapshot, sign_missing_ends
 from credgate.ledger.files import RESERVE, segment_name
 from credgate.ledger.host import Clock, SystemCalls, host_clock
 from credgate.ledger.note import Note, origin_of
@@ -78,9 +78,7 @@ class Ledger:
         calls: type[SystemCalls] = SystemCalls,
         settings: Settings | None = None,
     ) -> Self:
-        """Open the ledger in `directory`, made 0700 where missing. A torn tail is moved away and recorded.
-
-        The signing key lies in keys.beside(directory) and is made with the ledger.
+        """Open the ledger in `directory`, made 0700 where missing, its key in keys.beside(). A torn tail is recorded.
 
         Raises LedgerError: another writer, a damaged last line, a ledger that isn't what its last checkpoint says, a
         lost key, disk full; PlaceError: owner or mode.
@@ -97,11 +95,18 @@ class Ledger:
         try:
             if not opened.length and opened.number > 1:
                 ledger._head_segment(now())
+            ledger._sign_ends()
             ledger._record_recovery(opened)
         except BaseException:
             ledger._release()
             raise
         return ledger
+
+    def _sign_ends(self) -> None:
+        try:
+            sign_missing_ends(self._directory, self._key)
+        except OSError as error:
+            raise self._break("sign", error) from error
 
     def _record_recovery(self, opened: Opened) -> None:
         for fields in opened.recovered:
