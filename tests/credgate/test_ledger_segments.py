@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -80,7 +81,8 @@ def test_a_new_segment_is_on_the_disk_before_a_line_of_its_own(directory: Path, 
     real_fsync = os.fsync
 
     def fsync(fd: int) -> None:
-        seen.append(f"fsync {Path(os.readlink(f'/proc/self/fd/{fd}')).name}")
+        if threading.current_thread() is threading.main_thread():  # the signer has files of its own
+            seen.append(f"fsync {Path(os.readlink(f'/proc/self/fd/{fd}')).name}")
         real_fsync(fd)
 
     def write(fd: int, data: bytes) -> int:
@@ -324,9 +326,14 @@ def test_packed_segments_are_read_and_verified_as_before(directory: Path):
     path = directory / packed[0]
     whole = path.read_bytes()
     assert gzip.compress(gzip.decompress(whole), 6, mtime=0)[10:] == whole[10:]
+    same = 0
     for at in range(10, len(whole)):  # the header before holds nothing of ours
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        assert verify(directory).status is Status.TAMPERED, at
+        changed = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+        path.write_bytes(changed)
+        if verify(directory).status is not Status.TAMPERED:
+            assert gzip.decompress(changed) == gzip.decompress(whole), at  # bits of the packing that count for nothing
+            same += 1
+    assert same < 3
     path.write_bytes(whole[:-20])
     assert verify(directory).kind == "pack_damaged"
 
@@ -418,15 +425,15 @@ def test_a_change_of_key_outlives_its_segment(directory: Path):
 
 
 def test_settings_remove_and_pack_while_the_ledger_is_written(directory: Path):
-    with Ledger.open(directory, settings=Settings(max_bytes=900, keep=3, pack=True)) as ledger:
-        for _ in range(40):
+    with Ledger.open(directory, settings=Settings(max_bytes=4000, keep=3, pack=True)) as ledger:
+        for _ in range(200):
             ledger.append("deny")
-            time.sleep(0.005)
-    assert len(names(directory)) <= 5
+        # what begins or ends a segment meanwhile takes one at most
+        _until(lambda: len(names(directory)) <= 4)
     assert names(directory)[0].endswith(".gz")
     report = verify(directory)
     assert (report.status, report.detail) == (Status.SOUND, "")
-    assert report.first > 10
+    assert report.first > 100
 
 
 @pytest.mark.parametrize("keep", [0, -1])

@@ -326,7 +326,7 @@ def test_all_settings():
         ("[[witness]]\nkind = 'otlp'\nurl = 'ftp://127.0.0.1:1/'", "expected http"),
         ("[[witness]]\nkind = 'otlp'\nurl = 'http://a@127.0.0.1:1/x'", "expected IP:PORT"),
         ("[[witness]]\nkind = 'file'\npath = '/w'\n" * 9, "9 witnesses, at most 8"),
-        ("[", "line 1"),
+        ("[", "at end of document"),
     ],
 )
 def test_each_fault_of_the_settings_is_named(text: str, words: str):

@@ -16,7 +16,7 @@ from credgate.ledger.files import PACKED, notes_files, notes_name, open_plain, s
 from credgate.ledger.keys import CHANGES
 from credgate.ledger.note import NoteError
 from credgate.ledger.record import LedgerError
-from credgate.ledger.scan import notes_of, read_header
+from credgate.ledger.scan import Header, notes_of, read_header
 from credgate.paths import open_private, sync_dir, write_private
 
 type RecordPruned = Callable[[Mapping[str, object]], None]
@@ -59,27 +59,17 @@ def pack_segment(path: Path) -> None:
 def prune(directory: Path, keep: int, record: RecordPruned) -> int:
     """Remove all segments but the last `keep` and return how many; `record` writes the line that says so.
 
-    Raises LedgerError where a segment's end isn't signed yet, or begins without a frontier (an old ledger).
+    More stay where a segment's end isn't signed yet. Raises LedgerError where none can go: the ends aren't signed, or
+    the segments behind begin without a frontier (an old ledger).
     """
     if keep < 1:
         raise LedgerError("bad_keep", f"keep is {keep}, expected at least 1", "", exit_status=2)
     known = segments(directory)
-    gone, stays = known[:-keep], known[-keep:]
-    if not gone:
-        _sweep(directory, stays[0][0] if stays else 0)
+    if len(known) <= keep:
+        _sweep(directory, known[0][0] if known else 0)
         return 0
-    header = read_header(next(segment_lines(stays[0][1]), b""))
-    last = gone[-1][0]
-    if header is None:
-        detail = f"{stays[0][1].name} doesn't begin with what came before, and can't stand alone"
-        raise LedgerError("ledger_not_prunable", f"{directory}: {detail}", "keep one more segment")
-    try:
-        notes, _, _ = notes_of(directory, last)
-    except NoteError as error:
-        raise LedgerError("ledger_damaged", f"{notes_name(last)}: {error}", "credgate log verify") from error
-    if not notes or notes[-1].checkpoint.size != header.tree.size:
-        detail = f"{directory}: the end of segment {last} isn't signed"
-        raise LedgerError("ledger_not_prunable", detail, "keep one more segment")
+    cut, header = _boundary(directory, known, len(known) - keep)
+    gone, last = known[:cut], known[cut - 1][0]
     _keep_changes(directory, gone)
     root = base64.b64encode(header.root).decode()
     record({"segment": last, "tree_size": header.tree.size, "root": root, "count": len(gone)})
@@ -87,9 +77,24 @@ def prune(directory: Path, keep: int, record: RecordPruned) -> int:
         # packed first, as segments() prefers the other: a crash while it was packed left both
         path.with_name(path.name.removesuffix(PACKED) + PACKED).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
-    _sweep(directory, stays[0][0])
+    _sweep(directory, last + 1)
     sync_dir(directory)
     return len(gone)
+
+
+def _boundary(directory: Path, known: list[tuple[int, Path]], most: int) -> tuple[int, Header]:
+    """How many of the first segments can go, `most` at most, and what the one behind them begins with."""
+    for cut in range(most, 0, -1):
+        header = read_header(next(segment_lines(known[cut][1]), b""))
+        number = known[cut][0] - 1
+        try:
+            notes, _, _ = notes_of(directory, number)
+        except NoteError as error:
+            raise LedgerError("ledger_damaged", f"{notes_name(number)}: {error}", "credgate log verify") from error
+        if header is not None and notes and notes[-1].checkpoint.size == header.tree.size:
+            return cut, header
+    detail = f"{directory}: no segment begins with a frontier behind one whose end is signed"
+    raise LedgerError("ledger_not_prunable", detail, "try again once another segment has ended")
 
 
 def _keep_changes(directory: Path, gone: list[tuple[int, Path]]) -> None:
