@@ -24,6 +24,8 @@ from credgate.ca import Authority
 from credgate.children import attach
 from credgate.errors import CredgateError
 from credgate.gateway.server import Gateway
+from credgate.ledger.settings import FILE as LEDGER_SETTINGS
+from credgate.ledger.settings import load_settings
 from credgate.ledger.writer import Ledger
 from credgate.opening import clear_left as clear_sockets
 from credgate.opening import open_session
@@ -284,7 +286,7 @@ async def main_async(ready: int, idle: float) -> None:
         clear_left(places)
         stand = await asyncio.to_thread(StandProcess.start, places)  # likewise
         await asyncio.to_thread(clear_sockets, places)
-        ledger = Ledger.open(places.ledger)
+        ledger = Ledger.open(places.ledger, settings=load_settings(places.config / LEDGER_SETTINGS))
         authority = Authority.load_or_create(places.ca)
         await asyncio.to_thread(_check_sealed, places)
         vault = Vault(places, os.environ)

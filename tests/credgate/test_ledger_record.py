@@ -42,7 +42,7 @@ def test_contract_fields_are_all_there():
 def test_contract_events_are_all_there():
     contract = (
         "run.start run.end run.refused proof dns intent outcome deny tunnel mint grant revoke alarm off_route "
-        "recovered key_change checkpoint final"
+        "recovered key_change checkpoint pruned final"
     )
     assert contract.split() == [str(event) for event in Event]
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from credgate.ledger.verify import Status, verify
+from credgate.ledger.report import Status
+from credgate.ledger.verify import verify
 from credgate.ledger.writer import Ledger, SystemCalls
 
 SEGMENT = "seg-000001.jsonl"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from credgate.ledger.verify import Status, verify
+from credgate.ledger.report import Status
+from credgate.ledger.verify import verify
 from credgate.ledger.writer import Ledger
 
 SEGMENT = "seg-000001.jsonl"
@@ -38,7 +39,7 @@ def test_an_untouched_ledger_is_sound(directory: Path):
 
 
 def test_every_flipped_byte_is_found_and_placed(directory: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("credgate.ledger.verify._SETTLE", 0)
+    monkeypatch.setattr("credgate.ledger.verify.SETTLE", 0)
     path = directory / SEGMENT
     whole = path.read_bytes()
     for at in range(len(whole)):
@@ -49,7 +50,7 @@ def test_every_flipped_byte_is_found_and_placed(directory: Path, monkeypatch: py
             if report.status is Status.TAMPERED:
                 assert report.seq == whole[:at].count(b"\n") + 1, (at, bit)
             else:
-                assert (report.status, at) == (Status.INCOMPLETE, len(whole) - 1)
+                assert (report.status, at) == (Status.TRUNCATED, len(whole) - 1)
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
@@ -95,9 +96,12 @@ def test_a_line_put_in(directory: Path):
 
 
 @pytest.mark.parametrize("cut", [1, 5, 200])
-def test_a_torn_tail_is_incomplete_and_no_tampering(directory: Path, cut: int):
+def test_a_torn_tail_is_truncated_where_a_checkpoint_knows_it_and_else_incomplete(directory: Path, cut: int):
     path = directory / SEGMENT
     path.write_bytes(path.read_bytes()[:-cut])
+    report = verify(directory)
+    assert (report.status, report.kind, report.seq) == (Status.TRUNCATED, "checkpoint_ahead", 4)
+    (directory / "seg-000001.notes").unlink()
     report = verify(directory)
     assert (report.status, report.kind, report.seq) == (Status.INCOMPLETE, "torn_tail", 4)
 
@@ -108,17 +112,18 @@ def test_a_huge_tail_without_a_newline(directory: Path):
     assert verify(directory).status is Status.INCOMPLETE
 
 
-def test_whole_lines_cut_off_the_end_show_only_as_a_missing_final(directory: Path):
-    """The limit that the word "self-attested" stands for: it takes a witness to see this."""
+def test_whole_lines_cut_off_the_end_show_by_the_checkpoint(directory: Path):
     _write(directory, _lines(directory)[:2])
     report = verify(directory)
-    assert report.status is Status.SOUND
-    assert any("no final record" in note for note in report.notes)
+    assert (report.status, report.kind, report.seq) == (Status.TRUNCATED, "checkpoint_ahead", 3)
 
 
-def test_an_empty_ledger_is_incomplete(directory: Path):
+def test_an_empty_ledger_is_truncated_and_without_a_checkpoint_incomplete(directory: Path):
     _write(directory, [])
-    assert verify(directory).status is Status.INCOMPLETE
+    assert verify(directory).status is Status.TRUNCATED
+    (directory / "seg-000001.notes").unlink()
+    report = verify(directory)
+    assert (report.status, report.kind) == (Status.INCOMPLETE, "empty")
 
 
 def test_a_missing_segment(directory: Path):
@@ -126,7 +131,7 @@ def test_a_missing_segment(directory: Path):
     with Ledger.open(directory) as ledger:
         ledger.append("deny")
     assert verify(directory).status is Status.SOUND
-    (directory / SEGMENT).rename(directory / "seg-000003.jsonl")
+    (directory / SEGMENT).rename(directory.parent / "seg-000001.jsonl")
     report = verify(directory)
     assert (report.status, report.kind, report.segment) == (Status.TAMPERED, "segment_missing", SEGMENT)
 

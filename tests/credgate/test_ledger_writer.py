@@ -16,7 +16,8 @@ import pytest
 
 from credgate.ledger.files import RESERVE
 from credgate.ledger.record import LedgerError, Stamp
-from credgate.ledger.verify import Status, verify
+from credgate.ledger.report import Status
+from credgate.ledger.verify import verify
 from credgate.ledger.writer import Ledger, SystemCalls
 from credgate.paths import PlaceError
 
@@ -82,7 +83,7 @@ def test_a_new_segment_links_to_the_last_line_of_the_one_before(directory: Path)
         ledger.append("deny")
     (directory / "seg-000002.jsonl").touch(mode=0o600)
     with Ledger.open(directory) as ledger:
-        assert ledger.append("deny") == 3
+        assert ledger.append("deny") == 4  # behind the header
     first = (directory / SEGMENT).read_bytes().splitlines(keepends=True)
     second = json.loads((directory / "seg-000002.jsonl").read_bytes().splitlines()[0])
     assert second["prev"] == hashlib.sha256(first[-1]).hexdigest()
@@ -99,7 +100,7 @@ class NoSync(SystemCalls):
 
 
 def test_torn_tail_at_every_cut_of_the_last_line(directory: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("credgate.ledger.verify._SETTLE", 0)
+    monkeypatch.setattr("credgate.ledger.verify.SETTLE", 0)
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     with Ledger.open(directory) as ledger:
         ledger.append("deny", host="a")
@@ -271,6 +272,8 @@ def test_a_write_error_closes_it_for_good(directory: Path, error: int):
     ledger.close()
     assert [r.get("host") for r in records(directory)][:1] == ["a"]
     assert "b" not in [r.get("host") for r in records(directory)]
+    assert (verify(directory).status, verify(directory).kind) == (Status.INCOMPLETE, "no_checkpoint")
+    Ledger.open(directory).close()
     assert verify(directory).status is Status.SOUND
 
 
@@ -286,7 +289,7 @@ def test_a_short_write_is_cut_back(directory: Path):
     refuses_for_ever(ledger)
     ledger.close()
     assert [r["ev"] for r in records(directory)] == ["deny", "alarm"]
-    assert verify(directory).status is Status.SOUND
+    assert (verify(directory).status, verify(directory).kind) == (Status.INCOMPLETE, "no_checkpoint")
 
 
 def test_a_short_write_that_cannot_be_cut_back_closes_it_too(directory: Path):
@@ -481,7 +484,7 @@ def test_a_full_disk(tmp_path: Path):
     assert out["records"] == out["count"] + 1
     assert out["last"]["ev"] == "alarm"
     assert out["last"]["reason"] == "ledger_unavailable"
-    assert out["status"] == 0
+    assert out["status"] == 3  # no checkpoint had room any more
     assert out["reopen"][0] == "ledger_unavailable"
     assert out["again"] == out["records"] + 2  # behind the record that says there was no final one
     assert out["mended"] == 0

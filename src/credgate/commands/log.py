@@ -1,4 +1,4 @@
-"""`credgate log`: show, follow and verify the ledger."""
+"""`credgate log`: show and follow the ledger; what proves, exports and keeps it is in logproof.py."""
 
 import argparse
 import json
@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from credgate.errors import CredgateError, print_error
+from credgate.ledger.bundle import opened
 from credgate.ledger.read import Damaged, Filter, Record, follow_records, read_records
-from credgate.ledger.verify import Report, Status, as_json, verify
 from credgate.paths import Places
 from credgate.text import escape
 
@@ -21,14 +21,17 @@ _EXAMPLES = """examples:
   credgate log show --run r-1a2b --verdict deny
   credgate log show --since 2h --json
   credgate log tail
-  credgate log verify --ledger /mnt/audit/ledger
+  credgate log verify --ledger /mnt/audit/ledger --pubkey key.pem --since noted.txt
+  credgate log checkpoint > noted.txt
+  credgate log export --format csv --since 7d -o week.csv
+  credgate log export --bundle ledger.tar
+  credgate log prune --keep 12 --gzip
 
 exit codes of verify: 0 sound, 1 tampered, 2 truncated, 3 incomplete, 4 unreadable
 """
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _AGE = re.compile(r"(\d{1,6})([smhd])", re.ASCII)
 _HEADER = f"{'SEQ':>6}  {'TIME (UTC)':19}  {'RUN':12}  {'EVENT':9}  {'VERDICT':7}  WHAT"
-_NOT_YET = ("checkpoint", "export")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,17 +44,17 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.command in _NOT_YET:
-        raise CredgateError("not_yet", f"log {options.command}: not yet", "credgate log verify", exit_status=2)
-    directory = options.ledger or Places.from_env(os.environ).ledger
     try:
-        match options.command:
-            case "verify":
-                return _verify(directory, options)
-            case "tail":
-                return _tail(directory, options)
-            case _:
-                return _show(directory, options)
+        with opened(options.ledger or Places.from_env(os.environ).ledger) as directory:
+            match options.command:
+                case "tail":
+                    return _tail(directory, options)
+                case "show":
+                    return _show(directory, options)
+                case _:
+                    from credgate.commands import logproof  # noqa: PLC0415  it loads what signs
+
+                    return logproof.run(directory, options, filter_of(options))
     except BrokenPipeError:
         # `log show | head`: the reader has what it wants; stdout would fail again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stdout.fileno())
@@ -61,12 +64,12 @@ def _run(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="credgate log",
-        description="show, follow and verify the ledger",
+        description="show, follow, verify, sign, export and keep the ledger",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--ledger", type=Path, metavar="DIR", help="ledger directory (default: your own)")
+    common.add_argument("--ledger", type=Path, metavar="PLACE", help="ledger directory or bundle (default: your own)")
     common.add_argument("--json", action="store_true", help="JSON on stdout (tail: one record a line)")
     filters = argparse.ArgumentParser(add_help=False)
     filters.add_argument("--run", default="", metavar="ID", help="only this run")
@@ -77,11 +80,32 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("show", parents=[common, filters], help="print the records")
     tail = commands.add_parser("tail", parents=[common, filters], help="print the last records, then each new one")
     tail.add_argument("-n", type=int, default=10, metavar="N", help="how many of the last records (default 10)")
-    check = commands.add_parser("verify", parents=[common], help="check the hash chain")
-    check.add_argument("--pubkey", metavar="KEY", help="not yet")
-    for name in _NOT_YET:
-        commands.add_parser(name, parents=[common], help="not yet")
+    _add_proving(commands, common, filters)
     return parser
+
+
+def _add_proving(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    common: argparse.ArgumentParser,
+    filters: argparse.ArgumentParser,
+) -> None:
+    check = commands.add_parser("verify", parents=[common], help="check chain, tree, signatures and witnesses")
+    check.add_argument("--pubkey", metavar="KEY", help="the key that must have signed: PEM file, C2SP vkey or base64")
+    check.add_argument("--checkpoint", type=Path, action="append", default=[], metavar="NOTE", help="a kept checkpoint")
+    check.add_argument(
+        "--since", type=Path, metavar="NOTE", help="an earlier one: prove that the ledger goes on from it"
+    )
+    note = commands.add_parser("checkpoint", parents=[common], help="print a signed checkpoint of the ledger as it is")
+    note.add_argument("--pubkey", metavar="KEY", help="the key that must have signed so far")
+    out = commands.add_parser("export", parents=[common, filters], help="records as JSONL, CSV or OCSF, or a bundle")
+    out.add_argument("--pubkey", metavar="KEY", help="the key that must have signed")
+    out.add_argument("--format", choices=("jsonl", "csv", "ocsf"), default="jsonl", help="default jsonl")
+    out.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: stdout")
+    out.add_argument("--bundle", type=Path, metavar="FILE", help="ledger, public key and checkpoints as one tar")
+    commands.add_parser("rotate-key", parents=[common], help="sign with a new key from here on (gateway stopped)")
+    prune = commands.add_parser("prune", parents=[common], help="remove old segments as wholes (gateway stopped)")
+    prune.add_argument("--keep", type=int, required=True, metavar="N", help="how many segments stay")
+    prune.add_argument("--gzip", action="store_true", help="pack those that stay, but for the last")
 
 
 def _since(text: str) -> str:
@@ -98,12 +122,15 @@ def _since(text: str) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _filter(options: argparse.Namespace) -> Filter:
+def filter_of(options: argparse.Namespace) -> Filter:
+    """What the options ask to see; commands without filters see all."""
+    if not hasattr(options, "run"):
+        return Filter()
     return Filter(run=options.run, host=options.host, verdict=options.verdict, since=options.since or "")
 
 
 def _show(directory: Path, options: argparse.Namespace) -> int:
-    items = read_records(directory, _filter(options))
+    items = read_records(directory, filter_of(options))
     damaged = _show_json(items) if options.json else _show_table(items)
     if damaged:
         sys.stderr.write("error: the ledger has damaged lines\nhint: credgate log verify\n")
@@ -136,12 +163,12 @@ def _show_table(items: Iterator[Record | Damaged]) -> bool:
 
 
 def _tail(directory: Path, options: argparse.Namespace) -> int:
-    last: deque[int] = deque((n for n, _ in enumerate(read_records(directory, _filter(options)))), maxlen=1)
+    last: deque[int] = deque((n for n, _ in enumerate(read_records(directory, filter_of(options)))), maxlen=1)
     total = last[0] + 1 if last else 0
     try:
         if not options.json:
             _say(_HEADER)
-        for item in follow_records(directory, _filter(options), skip=max(0, total - options.n)):
+        for item in follow_records(directory, filter_of(options), skip=max(0, total - options.n)):
             if not options.json:
                 _say(_row(item))
             elif not isinstance(item, Damaged):
@@ -202,33 +229,3 @@ def _arrow(record: Record) -> str:
 def _text(record: Mapping[str, object], name: str) -> str:
     value = record.get(name)
     return "" if value is None else escape(str(value))
-
-
-def _verify(directory: Path, options: argparse.Namespace) -> int:
-    if options.pubkey:
-        raise CredgateError("not_yet", "log verify --pubkey: not yet", "leave it out", exit_status=2)
-    report = verify(directory)
-    if options.json:
-        _say(json.dumps(as_json(report), indent=2))
-    else:
-        _print_report(directory, report)
-    return int(report.status)
-
-
-def _print_report(directory: Path, report: Report) -> None:
-    words = {
-        Status.SOUND: "sound: no line was changed, removed from the middle, doubled or moved",
-        Status.TAMPERED: "TAMPERED",
-        Status.TRUNCATED: "TRUNCATED",
-        Status.INCOMPLETE: "INCOMPLETE: the end is missing",
-        Status.UNREADABLE: "UNREADABLE",
-    }
-    rows = [("ledger", str(directory)), ("state", words[report.status]), ("records", f"{report.records} sound")]
-    if report.seq is not None:
-        rows.append(("first bad", f"record {report.seq} in {report.segment} ({report.kind})"))
-    rows += [("why", report.detail)] if report.detail else []
-    rows += [("last line", f"sha256 {report.last_sha256}")] if report.last_sha256 else []
-    rows += [("witness", f"{report.witness} (whoever owns the file could have written all of it anew)")]
-    rows += [("note", note) for note in report.notes]
-    for name, value in rows:
-        _say(f"{name:10} {escape(value)}")

@@ -1,14 +1,23 @@
-"""The files of a ledger: segments in their order, and the tail of one. No lock, no write."""
+"""The files of a ledger: segments in their order, and the tail of one. No lock, no write.
 
+`seg-N.jsonl` holds lines; a closed one may be packed as `seg-N.jsonl.gz`. `seg-N.notes` holds its checkpoints.
+"""
+
+import gzip
 import os
 import re
+import stat
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from credgate.ledger.record import MAX_LINE
 
 RESERVE = "reserve.bin"
+PACKED = ".gz"
 _SEGMENT = re.compile(r"seg-(\d{6})\.jsonl", re.ASCII)
+_PACKED = re.compile(r"seg-(\d{6})\.jsonl\.gz", re.ASCII)
+_NOTES = re.compile(r"seg-(\d{6})\.notes", re.ASCII)
 _TORN = re.compile(r"torn-(\d+)\.bin", re.ASCII)
 _PENDING = re.compile(r"torn-(\d+)\.new", re.ASCII)
 _CHUNK = 64 * 1024
@@ -19,9 +28,20 @@ def segment_name(number: int) -> str:
     return f"seg-{number:06d}.jsonl"
 
 
+def notes_name(number: int) -> str:
+    """Name of the file with the checkpoints of segment `number`."""
+    return f"seg-{number:06d}.notes"
+
+
 def segments(directory: Path) -> list[tuple[int, Path]]:
-    """The segments by number. Gaps are the verifier's business. OSError comes through."""
-    return _numbered(directory, _SEGMENT)
+    """The segments by number, packed or not. Gaps are the verifier's business. OSError comes through."""
+    # a crash while one is packed leaves both, and the packed one may be younger than what we saw of the other
+    return sorted((dict(_numbered(directory, _PACKED)) | dict(_numbered(directory, _SEGMENT))).items())
+
+
+def notes_files(directory: Path) -> list[tuple[int, Path]]:
+    """The files with checkpoints, by number of their segment."""
+    return _numbered(directory, _NOTES)
 
 
 def torn_files(directory: Path) -> list[tuple[int, Path]]:
@@ -37,6 +57,56 @@ def pending_files(directory: Path) -> list[tuple[int, Path]]:
 def _numbered(directory: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
     found = ((pattern.fullmatch(path.name), path) for path in directory.iterdir())
     return sorted((int(match[1]), path) for match, path in found if match)
+
+
+class NotRegularError(OSError):
+    """A FIFO, a device or the like where a file of the ledger belongs."""
+
+
+class PackError(Exception):
+    """A packed segment that can't be unpacked."""
+
+
+def open_plain(path: Path) -> int:
+    """Open a file of a ledger for reading, without waiting and without following a link. OSError comes through."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise NotRegularError(None, "not a regular file", str(path))
+    return fd
+
+
+def read_file(path: Path) -> bytes:
+    """A small file of a ledger, whole. OSError comes through."""
+    with os.fdopen(open_plain(path), "rb") as file:
+        return file.read()
+
+
+def segment_lines(path: Path, offset: int = 0) -> Iterator[bytes]:
+    """The lines of a segment from an offset of its unpacked form; as lines(). Raises OSError, PackError."""
+    try:
+        fd = open_plain(path)
+    except FileNotFoundError:
+        if path.name.endswith(PACKED):
+            raise
+        path = path.with_name(path.name + PACKED)  # it was packed between the listing and now
+        fd = open_plain(path)
+    try:
+        yield from packed_lines(fd, offset) if path.name.endswith(PACKED) else lines(fd, offset)
+    finally:
+        os.close(fd)
+
+
+def packed_lines(fd: int, offset: int = 0) -> Iterator[bytes]:
+    """As lines(), of an open packed segment. Raises PackError."""
+    try:
+        with os.fdopen(os.dup(fd), "rb") as raw, gzip.open(raw, "rb") as file:
+            raw.seek(0)
+            file.seek(offset)
+            while line := file.readline(MAX_LINE + 1):
+                yield line
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise PackError(f"can't be unpacked: {error}") from error
 
 
 def lines(fd: int, offset: int = 0) -> Iterator[bytes]:

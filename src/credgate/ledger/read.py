@@ -1,13 +1,12 @@
 """Read a ledger for people: filtered, and live. Whether it is sound is verify's business."""
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from credgate.ledger.chain import LineFault, parse_line
-from credgate.ledger.files import lines, segment_name, segments
+from credgate.ledger.files import PackError, segment_lines, segment_name, segments
 from credgate.ledger.record import LedgerError
 
 type Record = Mapping[str, object]
@@ -63,45 +62,43 @@ class _Position:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.number = 1
+        self.number = 0  # the first there is: older ones may have been removed
         self.offset = 0
 
 
 def _from(position: _Position, want: Filter) -> Iterator[Record | Damaged]:
     try:
-        last = _last_segment(position.directory)
-        while position.number <= last:
-            path = position.directory / segment_name(position.number)
+        known = _known(position.directory)
+        for number, path in sorted(known.items()):
+            if number < position.number:
+                continue
+            if number > position.number:
+                position.number, position.offset = number, 0
             for line in _new_lines(path, position):
                 item = _item(path, line)
                 if isinstance(item, Damaged) or want.takes(item):
                     yield item
-            if position.number == last:
-                return
-            position.number, position.offset = position.number + 1, 0
+    except PackError as error:
+        raise LedgerError("ledger_unreadable", str(error), "credgate log verify", exit_status=4) from error
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         detail = f"can't read {error.filename or position.directory}: {why}"
         raise LedgerError("ledger_unreadable", detail, "credgate log verify", exit_status=4) from error
 
 
-def _last_segment(directory: Path) -> int:
+def _known(directory: Path) -> dict[int, Path]:
     known = segments(directory)
     if not known:
         detail = f"no ledger in {directory}: expected {segment_name(1)}"
         raise LedgerError("ledger_unreadable", detail, "it is made by the first `credgate run`", exit_status=4)
-    return known[-1][0]
+    return dict(known)
 
 
 def _new_lines(path: Path, position: _Position) -> Iterator[bytes]:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-    try:
-        for line in lines(fd, position.offset):
-            if line.endswith(b"\n"):
-                position.offset += len(line)
-                yield line
-    finally:
-        os.close(fd)
+    for line in segment_lines(path, position.offset):
+        if line.endswith(b"\n"):
+            position.offset += len(line)
+            yield line
 
 
 def _item(path: Path, line: bytes) -> Record | Damaged:

@@ -14,7 +14,7 @@ from credgate.errors import CredgateError
 from credgate.text import escape
 
 VERSION = 1
-MAX_LINE = 20 * 1024  # bytes with the newline: one write(2), and no reader splits it
+MAX_LINE = 32 * 1024  # bytes with the newline: one write(2), and no reader splits it
 MAX_INT = 2**63 - 1
 _SHORT_CAP = 32  # below it only the digest of a cut value has room
 
@@ -43,6 +43,7 @@ class Event(StrEnum):
     RECOVERED = "recovered"
     KEY_CHANGE = "key_change"
     CHECKPOINT = "checkpoint"
+    PRUNED = "pruned"
     FINAL = "final"
 
 
@@ -83,6 +84,7 @@ FIELDS: Mapping[str, Kind] = {
     "cred_fp": Text(),
     "detail": Text(cap=1024),  # one sentence for people
     "filter_kills": Number(),  # of off_route: processes that SIGSYS ended and pid 1 reaped
+    "frontier": Texts(count=48, cap=44),  # of checkpoint: roots of the complete subtrees so far, base64
     "guards": Texts(count=104, cap=36),  # of proof: "GUARD=STATE"
     "host": Text(cap=320),
     "http_version": Text(cap=32),
@@ -92,6 +94,8 @@ FIELDS: Mapping[str, Kind] = {
     "limits": Texts(count=8, cap=56),  # of run.start: "LIMIT=MECHANISM"
     "method": Text(cap=64),
     "ms": Number(),
+    "old_pubkey": Text(),  # of key_change
+    "origin": Text(),  # of checkpoint and key_change: the ledger's name in its signed notes
     "parent": Text(),  # of run.start: the run that asked for this one
     "path": Text(cap=2048),
     "path_sha256": Text(),
@@ -103,6 +107,7 @@ FIELDS: Mapping[str, Kind] = {
     "program_sha256": Text(),
     "program_version": Text(),
     "proof": Text(),
+    "pubkey": Text(),  # of checkpoint and key_change: the key that signs from here on, base64
     "qtype": Text(cap=32),
     "query_names": Texts(count=32, cap=64),
     "reason": Text(),
@@ -110,19 +115,25 @@ FIELDS: Mapping[str, Kind] = {
     "request_id": Text(),
     "resp_bytes": Number(),
     "role": Text(),
+    "root": Text(),  # of checkpoint and pruned: RFC 6962 root over the first tree_size lines, base64
     "rule": Text(cap=256),
     "run": Text(),
     "scheme": Text(cap=16),
     "seccomp_sha256": Text(),  # of run.start: the filter's bytes
     "secret": Text(),  # its name
+    "segment": Number(),  # of checkpoint: the one it begins; of pruned: the last one that was removed
     "sha256": Text(),  # of recovered: of the bytes moved away
+    "sig_new": Text(),  # of key_change: by the new key, base64
+    "sig_old": Text(),
     "sni": Text(cap=320),
     "status": Number(),  # HTTP status; of run.end the exit status
     "switches": Texts(count=8, cap=32),  # of run.start: what the role opened, as "allow_userns"
     "torn": Text(),  # of recovered: the file they lie in now
+    "tree_size": Number(),  # of checkpoint and pruned: lines that root stands for
     "ua_tag": Text(),
     "verdict": Text(cap=16),
     "via": Text(cap=16),
+    "witness": Text(cap=256),  # of checkpoint: which one took the root, or didn't
 }
 OWN_FIELDS = frozenset({"v", "seq", "ts", "ev", "boot", "mono_ns", "prev", "hash"})  # only the writer sets these
 

@@ -8,16 +8,31 @@ a crash at any of these steps leaves the next writer what it needs to end the wo
 import fcntl
 import hashlib
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from credgate.ledger.chain import Head, LineFault, parse_line
-from credgate.ledger.files import RESERVE, last_line, pending_files, segment_name, segments, torn_files, whole_length
+from credgate.ledger.files import (
+    PACKED,
+    RESERVE,
+    last_line,
+    notes_files,
+    pending_files,
+    segment_lines,
+    segment_name,
+    segments,
+    torn_files,
+    whole_length,
+)
+from credgate.ledger.note import NoteError
 from credgate.ledger.record import LedgerError
+from credgate.ledger.scan import Tail, notes_of, scan
 from credgate.paths import open_private, private_dir, sync_dir
 
 RESERVE_BYTES = 64 * 1024
+_LOCK_TRIES, _LOCK_PAUSE = 3, 0.02  # seconds: a verifier asks by a shared lock, see has_writer
 _VERIFY = "see `credgate log verify`; to go on with a new ledger, move this directory away"
 
 
@@ -30,9 +45,11 @@ class Opened:
 
     directory: Path
     lock_fd: int
+    number: int  # of the segment
     fd: int
     length: int  # bytes of the segment
     head: Head
+    tail: Tail
     recovered: tuple[Mapping[str, object], ...]
 
 
@@ -56,6 +73,10 @@ def _lock(directory: Path) -> int:
     # on the directory itself: a lock file could be deleted and made anew beside the locked one
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
+        for _ in range(_LOCK_TRIES):
+            if _lock_now(fd):
+                return fd
+            time.sleep(_LOCK_PAUSE)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(fd)
@@ -67,25 +88,91 @@ def _lock(directory: Path) -> int:
     return fd
 
 
+def _lock_now(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def has_writer(directory: Path) -> bool:
+    """Whether a writer holds the ledger. Asked with a shared lock that is let go at once. OSError comes through."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 def _open_locked(directory: Path, lock_fd: int) -> Opened:
     put_reserve(directory)
     known = segments(directory)
-    path = known[-1][1] if known else directory / segment_name(1)
+    number = known[-1][0] if known else 1
+    if known and known[-1][1].name.endswith(PACKED):  # somebody packed it by hand
+        number += 1
+        known.append((number, directory / segment_name(number)))
+    path = directory / segment_name(number)
     fd = open_private(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
         length = _sound_length(fd)
         # before the tail is touched: in a ledger that no crash has damaged nothing is changed
         head, last = _head(path, fd, length) if length else _head_before(known[:-1])
+        tail = scan(directory, known, length)
+        notes = _cut_notes(directory)
         _move_tail(directory, fd, length)
         recovered = _unrecorded(directory, last)
         if last.get("ev", "final") != "final" and not recovered:
             recovered = ({"length": 0, "detail": "the writer before ended without a final record"},)
+        recovered = (*recovered, *notes)
         os.fsync(fd)
         sync_dir(directory)
     except BaseException:
         os.close(fd)
         raise
-    return Opened(directory=directory, lock_fd=lock_fd, fd=fd, length=length, head=head, recovered=recovered)
+    return Opened(
+        directory=directory,
+        lock_fd=lock_fd,
+        number=number,
+        fd=fd,
+        length=length,
+        head=head,
+        tail=tail,
+        recovered=recovered,
+    )
+
+
+def _cut_notes(directory: Path) -> list[Mapping[str, object]]:
+    """Cut torn checkpoints off. The signer may have been some segments behind the writer when a crash came."""
+    cut: list[Mapping[str, object]] = []
+    for number, path in notes_files(directory):
+        if _ends_whole(path):
+            continue
+        try:
+            _, end, size = notes_of(directory, number)
+        except NoteError as error:
+            raise LedgerError("ledger_damaged", f"{path}: {error}", _VERIFY) from error
+        if end < size:
+            fd = open_private(path, os.O_RDWR)
+            try:
+                os.ftruncate(fd, end)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            cut.append({"length": size - end, "detail": f"torn checkpoint cut off {path.name}"})
+    return cut
+
+
+def _ends_whole(path: Path) -> bool:
+    fd = open_private(path, os.O_RDONLY)
+    try:
+        size = os.fstat(fd).st_size
+        return size == 0 or os.pread(fd, 2, max(0, size - 2)) == b"\n\n"
+    finally:
+        os.close(fd)
 
 
 def put_reserve(directory: Path) -> None:
@@ -161,7 +248,10 @@ def settle(directory: Path, name: str) -> None:
 
 def _head(path: Path, fd: int, length: int) -> tuple[Head, Mapping[str, object]]:
     """The chain's end as the last line has it, and that line's record."""
-    line = last_line(fd, length)
+    return _head_of(path, last_line(fd, length))
+
+
+def _head_of(path: Path, line: bytes) -> tuple[Head, Mapping[str, object]]:
     try:
         record = parse_line(line)
     except LineFault as fault:
@@ -175,10 +265,7 @@ def _head_before(known: list[tuple[int, Path]]) -> tuple[Head, Mapping[str, obje
     """The chain's end where the last segment is new and empty."""
     if not known:
         return Head(), {}
-    path = known[-1][1]
-    fd = open_private(path, os.O_RDONLY)
-    try:
-        length = os.fstat(fd).st_size
-        return _head(path, fd, length)
-    finally:
-        os.close(fd)
+    path, line = known[-1][1], b""
+    for line in segment_lines(path):  # noqa: B007  the last one is wanted, and a packed segment has no end to read from
+        pass
+    return _head_of(path, line)

@@ -5,87 +5,108 @@ failed fsync the kernel may have dropped the dirty pages, and the next fsync wou
 """
 
 import asyncio
+import base64
 import errno
+import logging
 import os
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-from credgate.ledger.chain import link
-from credgate.ledger.files import RESERVE
+from credgate.ledger import keys, retain
+from credgate.ledger.chain import Head, link
+from credgate.ledger.checkpoints import END, FINAL, Checkpoints, Snapshot, sign_missing_ends
+from credgate.ledger.files import RESERVE, segment_name
+from credgate.ledger.host import Clock, SystemCalls, host_clock
+from credgate.ledger.note import Note, origin_of
 from credgate.ledger.record import LedgerError, Stamp, clean_fields
 from credgate.ledger.recover import Opened, open_tail, settle
+from credgate.ledger.settings import Settings
+from credgate.ledger.tree import leaf_hash
+from credgate.ledger.witness import Teller, name_of, way_to
+from credgate.paths import PlaceError, open_private, sync_dir
 
-type Clock = Callable[[], Stamp]
+__all__ = ["Ledger", "SystemCalls", "host_clock"]
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+log = logging.getLogger(__name__)
+
 _HINT = "free the disk or mend it, see `credgate log verify`, then start the gateway again"
-
-
-class SystemCalls:
-    """The system calls that can fail on a disk: the seam through which tests make them fail."""
-
-    write = staticmethod(os.write)
-    fdatasync = staticmethod(os.fdatasync)
-    ftruncate = staticmethod(os.ftruncate)
-
-
-def host_clock() -> Clock:
-    """The host's clocks. Raises LedgerError when the boot id can't be read."""
-    try:
-        boot = _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError as error:
-        raise LedgerError("no_boot_id", f"can't read {_BOOT_ID}: {error.strerror}", "mount /proc") from error
-
-    def now() -> Stamp:
-        seconds, nanos = divmod(time.time_ns(), 10**9)
-        moment = datetime.fromtimestamp(seconds, UTC).replace(microsecond=nanos // 1000)
-        return Stamp(
-            ts=moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ"), boot=boot, mono_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        )
-
-    return now
 
 
 class Ledger:
     """An open ledger. Safe to use from several threads; `durable` from one event loop at a time."""
 
-    def __init__(self, opened: Opened, clock: Clock, calls: type[SystemCalls]) -> None:
+    def __init__(
+        self, opened: Opened, clock: Clock, calls: type[SystemCalls], key: keys.Key, settings: Settings
+    ) -> None:
         self._directory = opened.directory
         self._lock_fd = opened.lock_fd
+        self._number = opened.number  # of the segment
         self._fd = opened.fd
         self._good = opened.length  # offset behind the last whole line
         self._head = opened.head
+        self._tree, self._origin, self._day = opened.tail.tree, opened.tail.origin, opened.tail.day
+        self._key = key
+        self._settings = settings
         self._clock = clock
         self._calls = calls
         self._synced = 0
         self._error: LedgerError | None = None
-        self._closed = False
+        self._closing = False
         self._write_lock = threading.RLock()
-        self._sync_lock = threading.Lock()
+        self._sync_lock = threading.Lock()  # where both are held, this one is taken first
         # a thread of our own: the default executor may be full of look-ups that hang
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger-sync")
         self._flight: asyncio.Future[None] | None = None
+        self._checkpoints = Checkpoints(
+            opened.directory,
+            take=self._moment,
+            broke=self._break_note,
+            ended=self._tidy,
+            every=(settings.every_lines, settings.every_seconds),
+            tellers=[Teller(name_of(item), way_to(item), self._say) for item in settings.witnesses],
+        )
 
     @classmethod
-    def open(cls, directory: Path, *, clock: Clock | None = None, calls: type[SystemCalls] = SystemCalls) -> Self:
-        """Open the ledger in `directory`, made 0700 where missing. A torn tail is moved away and recorded.
+    def open(
+        cls,
+        directory: Path,
+        *,
+        clock: Clock | None = None,
+        calls: type[SystemCalls] = SystemCalls,
+        settings: Settings | None = None,
+    ) -> Self:
+        """Open the ledger in `directory`, made 0700 where missing, its key in keys.beside(). A torn tail is recorded.
 
-        Raises LedgerError: another writer, a damaged last line, disk full; PlaceError: owner or mode.
+        Raises LedgerError: another writer, a damaged last line, a ledger that isn't what its last checkpoint says, a
+        lost key, disk full; PlaceError: owner or mode.
         """
         now = host_clock() if clock is None else clock
         opened = open_tail(directory)
-        ledger = cls(opened, now, calls)
         try:
+            key = keys.for_ledger(directory, opened.tail.key)
+        except BaseException:
+            os.close(opened.fd)
+            os.close(opened.lock_fd)
+            raise
+        ledger = cls(opened, now, calls, key, settings or Settings())
+        try:
+            if not opened.length and opened.number > 1:
+                ledger._head_segment(now())
+            ledger._sign_ends()
             ledger._record_recovery(opened)
         except BaseException:
             ledger._release()
             raise
         return ledger
+
+    def _sign_ends(self) -> None:
+        try:
+            sign_missing_ends(self._directory, self._key)
+        except OSError as error:
+            raise self._break("sign", error) from error
 
     def _record_recovery(self, opened: Opened) -> None:
         for fields in opened.recovered:
@@ -121,10 +142,73 @@ class Ledger:
         cleaned = clean_fields(ev, fields)
         with self._write_lock:
             self._check()
-            line, head = link(self._head, ev, cleaned, self._clock())
-            self._write(line)
-            self._head = head
-            return head.seq
+            stamp = self._clock()
+            if not self._is_over(stamp):
+                return self._put(ev, cleaned, stamp)
+        with self._sync_lock, self._write_lock:
+            self._check()
+            if self._is_over(stamp):  # another thread may have been faster
+                self._turn(stamp)
+            return self._put(ev, cleaned, stamp)
+
+    def _put(self, ev: str, cleaned: Mapping[str, object], stamp: Stamp) -> int:
+        line, head = link(self._head, ev, cleaned, stamp)
+        self._write(line)
+        self._took(line, head, stamp)
+        return head.seq
+
+    def _took(self, line: bytes, head: Head, stamp: Stamp) -> None:
+        """A line is in the file: chain and tree go on."""
+        if not self._tree.size:
+            self._origin = origin_of(line)
+        self._day = self._day or stamp.ts[:10]
+        self._head = head
+        self._tree.push(leaf_hash(line))
+        self._checkpoints.saw()
+
+    def _is_over(self, stamp: Stamp) -> bool:
+        """Whether the segment has ended, by size or by day. A clock that goes back ends nothing."""
+        return self._good >= self._settings.max_bytes or (self._day != "" and stamp.ts[:10] > self._day)
+
+    def _turn(self, stamp: Stamp) -> None:
+        """Go on in a new segment, whose name and header are on the disk before another line. Both locks are held."""
+        try:
+            self._calls.fdatasync(self._fd)
+        except OSError as error:
+            raise self._break("sync", error) from error
+        self._synced = self._head.seq
+        ended = self._snapshot(END)
+        path = self._directory / segment_name(self._number + 1)
+        try:
+            fd = open_private(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL)
+        except (OSError, PlaceError) as error:
+            raise self._break("begin a segment of", error) from error
+        old, self._fd = self._fd, fd
+        self._number, self._good = self._number + 1, 0
+        try:
+            self._head_segment(stamp)
+        finally:
+            os.close(old)
+        self._checkpoints.add(ended)
+
+    def _head_segment(self, stamp: Stamp) -> None:
+        """Write a segment's first line, which says all that the lines before it come to, and put it on the disk."""
+        fields = {
+            "origin": self._origin,
+            "segment": self._number,
+            "tree_size": self._tree.size,
+            "root": _text(self._tree.root()),
+            "frontier": [_text(node) for node in self._tree.nodes],
+            "pubkey": _text(self._key.public),
+        }
+        self._put("checkpoint", clean_fields("checkpoint", fields), stamp)
+        try:
+            os.fsync(self._fd)
+            sync_dir(self._directory)
+        except OSError as error:
+            raise self._break("sync", error) from error
+        self._synced = self._head.seq
+        self._day = stamp.ts[:10]
 
     def _write(self, line: bytes) -> None:
         try:
@@ -142,12 +226,12 @@ class Ledger:
         except OSError as error:
             raise self._break("truncate", error) from error
 
-    def _break(self, verb: str, error: OSError) -> LedgerError:
+    def _break(self, verb: str, error: OSError | PlaceError) -> LedgerError:
         """Close the ledger for good and return the error that says so."""
         if self._error is None:
-            why = (error.strerror or str(error)).lower()
+            why = error.detail if isinstance(error, PlaceError) else (error.strerror or str(error)).lower()
             self._error = LedgerError("ledger_unavailable", f"can't {verb} ledger {self._directory}: {why}", _HINT)
-            if verb == "write" and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 self._last_words(why)
         return self._error
 
@@ -165,6 +249,79 @@ class Ledger:
             return  # it is closed already, and the error that closed it is the one to tell
         self._good += len(line)
         self._head = head
+
+    def _break_note(self, error: OSError | PlaceError) -> None:
+        """A checkpoint that can't be written: no line may come that nobody signs."""
+        with self._write_lock:
+            self._break("sign", error)
+
+    def _snapshot(self, mark: str = "") -> Snapshot:
+        return Snapshot(
+            segment=self._number,
+            origin=self._origin,
+            size=self._tree.size,
+            nodes=tuple(self._tree.nodes),
+            last_sha256=self._head.sha256,
+            key=self._key,
+            mark=mark,
+        )
+
+    def _moment(self) -> Snapshot:
+        """The ledger as it is now, once that is on the disk. Raises LedgerError."""
+        with self._write_lock:
+            self._check()
+            snapshot = self._snapshot()
+        if snapshot.size > self._synced:
+            self.sync()
+        return snapshot
+
+    def _tidy(self) -> None:
+        """Pack and remove old segments as the settings say, once a segment's end is signed."""
+        try:
+            retain.tidy(self._directory, self._settings.keep, self._settings.pack, self.record_pruned)
+        except (OSError, LedgerError, PlaceError) as error:
+            # nothing is lost by a segment that stays; the next end of one tries again
+            log.warning("ledger: old segments stay: %s", error)
+
+    def record_pruned(self, fields: Mapping[str, object]) -> None:
+        """Say in the ledger, on the disk, which segments go: they may be removed then. Raises LedgerError."""
+        self.append("pruned", **fields)
+        self.sync()
+
+    def _say(self, name: str, state: str, detail: str, note: Note) -> None:
+        """Record that a witness takes checkpoints, or doesn't any more. It never holds up or closes anything."""
+        size, root = note.checkpoint.size, _text(note.checkpoint.root)
+        try:
+            self.append("checkpoint", witness=name, reason=state, detail=detail, tree_size=size, root=root)
+        except LedgerError as error:
+            log.warning("ledger: %s: %s %s; not recorded: %s", name, state, detail, error.code)
+
+    def change_key(self) -> bytes:
+        """Sign with a new key from here on, and return its public half. The old one is gone. Raises LedgerError."""
+        place = keys.beside(self._directory)
+        with self._sync_lock, self._write_lock:
+            self._check()
+            if not self._tree.size:
+                raise LedgerError("ledger_empty", f"ledger {self._directory} has no line yet", "run something first")
+            new = keys.make_next(place)
+            old_text, new_text = _text(self._key.public), _text(new.public)
+            text = keys.change_text(self._origin, old_text, new_text)
+            fields = {
+                "origin": self._origin,
+                "old_pubkey": old_text,
+                "pubkey": new_text,
+                "sig_old": _text(self._key.sign(text)),
+                "sig_new": _text(new.sign(text)),
+            }
+            self._put("key_change", clean_fields("key_change", fields), self._clock())
+            try:
+                self._calls.fdatasync(self._fd)
+                keys.use_next(place)
+            except OSError as error:
+                raise self._break("change the key of", error) from error
+            self._synced = self._head.seq
+            self._key = new
+        return new.public
 
     def sync(self) -> None:
         """Put all lines so far on the disk; blocks. Raises LedgerError."""
@@ -196,25 +353,39 @@ class Ledger:
     def _check(self) -> None:
         if self._error is not None:
             raise self._error
-        if self._closed:
+        if self._closing:
             raise LedgerError("ledger_closed", f"ledger {self._directory} is closed", "start the gateway again")
 
     def close(self) -> None:
-        """Write `final`, sync and let go. Raises LedgerError when that fails; a broken ledger is just let go."""
-        with self._write_lock:
-            if self._closed:
+        """Write `final`, sign, sync and let go. Raises LedgerError when that fails; a broken ledger is just let go."""
+        with self._sync_lock, self._write_lock:
+            if self._closing:
                 return
+            self._closing = True
+            sound = self._error is None
         try:
-            if self._error is None:
-                self.append("final")
-                self.sync()
+            if sound:
+                self._end()
         finally:
             self._release()
+        if sound and self._error is not None:  # the last checkpoint was not written
+            raise self._error
+
+    def _end(self) -> None:
+        with self._sync_lock, self._write_lock:
+            self._put("final", {}, self._clock())
+            try:
+                self._calls.fdatasync(self._fd)
+            except OSError as error:
+                raise self._break("sync", error) from error
+            self._synced = self._head.seq
+            self._checkpoints.add(self._snapshot(FINAL))
 
     def _release(self) -> None:
+        self._closing = True
         self._thread.shutdown(wait=True)
+        self._checkpoints.stop()
         with self._write_lock:
-            self._closed = True
             os.close(self._fd)
             os.close(self._lock_fd)  # lets the lock go
 
@@ -223,3 +394,7 @@ class Ledger:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -5,12 +5,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from credgate.ledger.files import segments
-from credgate.ledger.verify import Report, Status, verify
+from credgate.ledger.report import Report, Status, from_json
+from credgate.ledger.verify import verify
 from credgate.reconcile.model import ReconcileError
 
+UNSIGNED = "no_checkpoint"
 LARGE = 32 * 1024 * 1024  # bytes: below it a process costs more than it saves
 
 
@@ -45,27 +48,20 @@ def _report(process: subprocess.Popen[bytes]) -> Report:
     out, _ = process.communicate()
     try:
         said = json.loads(out)
-        status = Status(said["exit"])
-        if process.returncode != int(status):
+        report = from_json(said)
+        if process.returncode != int(report.status):
             raise ValueError("exit status")
-        return Report(
-            status=status,
-            records=int(said["records"]),
-            last_sha256=str(said["last_sha256"]),
-            kind=str(said["kind"]),
-            seq=None if said["seq"] is None else int(said["seq"]),
-            segment=str(said["segment"]),
-            detail=str(said["detail"]),
-            notes=tuple(str(note) for note in said["notes"]),
-            witness=str(said["witness"]),
-        )
     except (ValueError, KeyError, TypeError) as error:
         detail = f"its verification ended with {process.returncode} and no report"
         raise ReconcileError("ledger_unreadable", detail, "credgate log verify", 2) from error
+    return report
 
 
 def accepted(report: Report, directory: Path, *, allow_unverified: bool) -> Report:
     """The report of a ledger that may be joined. Raises ReconcileError unless it is sound, or taken as it is."""
+    if report.status is Status.INCOMPLETE and report.kind == UNSIGNED:
+        # Made before ledgers were signed: its chain alone is whole, and the report says no more than that.
+        report = replace(report, status=Status.SOUND, kind="", notes=(*report.notes, report.detail))
     if report.status is Status.UNREADABLE:
         raise ReconcileError("ledger_unreadable", report.detail or f"no ledger in {directory}", "--ledger DIR", 2)
     if report.status is not Status.SOUND and not allow_unverified:

@@ -6,7 +6,6 @@ report's. A line that is added meanwhile is left for the next time.
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
@@ -14,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from credgate.ledger.chain import GENESIS
-from credgate.ledger.files import lines, segments
-from credgate.ledger.verify import Report, Status
+from credgate.ledger.files import segment_lines, segments
+from credgate.ledger.report import Report, Status
 from credgate.reconcile.model import MAX_PATH, UNKNOWN, ReconcileError, clean, path_of, same_id, status_of, success
 from credgate.reconcile.times import moment
 from credgate.text import escape
@@ -121,11 +120,7 @@ def _changed(directory: Path) -> ReconcileError:
 
 def _lines(directory: Path) -> Iterator[bytes]:
     for _, path in segments(directory):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            yield from lines(fd)
-        finally:
-            os.close(fd)
+        yield from segment_lines(path)
 
 
 type _Open = dict[int, Call]

@@ -1,0 +1,38 @@
+"""What a ledger takes from its host: clocks, and the system calls that can fail on a disk."""
+
+import os
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from credgate.ledger.record import LedgerError, Stamp
+
+type Clock = Callable[[], Stamp]
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class SystemCalls:
+    """The system calls that can fail on a disk: the seam through which tests make them fail."""
+
+    write = staticmethod(os.write)
+    fdatasync = staticmethod(os.fdatasync)
+    ftruncate = staticmethod(os.ftruncate)
+
+
+def host_clock() -> Clock:
+    """The host's clocks. Raises LedgerError when the boot id can't be read."""
+    try:
+        boot = _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise LedgerError("no_boot_id", f"can't read {_BOOT_ID}: {error.strerror}", "mount /proc") from error
+
+    def now() -> Stamp:
+        seconds, nanos = divmod(time.time_ns(), 10**9)
+        moment = datetime.fromtimestamp(seconds, UTC).replace(microsecond=nanos // 1000)
+        return Stamp(
+            ts=moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ"), boot=boot, mono_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        )
+
+    return now
