@@ -6,7 +6,13 @@ from tests.e2e.site import Site, endpoint
 from tests.targets.served import Target
 
 # nscd, nss-resolve and D-Bus would look a name up on the host, past network namespace and firewall.
-SOCKETS = ["/run/nscd/socket", "/var/run/nscd/socket", "/run/systemd/resolve/io.systemd.Resolve", "/run/dbus/system_bus_socket", "/run/avahi-daemon/socket"]
+SOCKETS = [
+    "/run/nscd/socket",
+    "/var/run/nscd/socket",
+    "/run/systemd/resolve/io.systemd.Resolve",
+    "/run/dbus/system_bus_socket",
+    "/run/avahi-daemon/socket",
+]
 LOOK = "import os, sys; print([p for p in sys.argv[1:] if os.path.exists(p)], os.listdir('/run'))"
 
 
