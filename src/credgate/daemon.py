@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from typing import Any
 
 from credgate import hostlimits, ownaddresses
@@ -54,6 +55,7 @@ log = logging.getLogger(__name__)
 PR_SET_DUMPABLE = 4
 MAX_REQUEST = 4 << 20  # bytes of a run.open: the caller's whole environment is in it
 EXIT_CANNOT = 3
+LOCK_TRIES, LOCK_PAUSE = 5, 0.02
 PROBE = 20.0  # seconds for one look at what the host allows
 
 
@@ -225,13 +227,15 @@ def _harden() -> None:
 def _lock(places: Places) -> int:
     """The one daemon of this user; raises CredgateError where another one lives."""
     descriptor = open_private(private_dir(places.run) / "daemon.lock", os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise CredgateError(
-            "already_running", "a daemon of this user is running", "see `credgate gateway status`"
-        ) from None
-    return descriptor
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(LOCK_PAUSE)  # `gateway stop` tries it for a moment, to see that a daemon is gone
+        else:
+            return descriptor
+    os.close(descriptor)
+    raise CredgateError("already_running", "a daemon of this user is running", "see `credgate gateway status`")
 
 
 def _listen(places: Places) -> socket.socket:

@@ -1,6 +1,7 @@
 """`credgate gateway`: start, stop, ask the daemon of this user."""
 
 import argparse
+import fcntl
 import json
 import os
 import sys
@@ -9,7 +10,7 @@ from typing import Any
 
 from credgate import controlclient
 from credgate.errors import CredgateError, print_error
-from credgate.paths import Places
+from credgate.paths import Places, open_private
 from credgate.text import escape
 
 STOP_WAIT = 20.0  # seconds for the runs to end closed
@@ -53,12 +54,27 @@ def _stop(places: Places, options: argparse.Namespace) -> int:
         return _not_running(options)
     controlclient.ask(sock, {"op": "stop"})
     deadline = time.monotonic() + STOP_WAIT
-    while controlclient.connect(places) is not None:
+    while not _gone(places):
         if time.monotonic() > deadline:
-            raise CredgateError("stop_slow", f"the daemon still answers after {STOP_WAIT:.0f} s", "see its log")
-        time.sleep(0.05)
+            raise CredgateError("stop_slow", f"the daemon is still there after {STOP_WAIT:.0f} s", "see its log")
+        time.sleep(0.02)
     print("stopped", file=sys.stderr)
     return 0
+
+
+def _gone(places: Places) -> bool:
+    """Its lock is free: that is the last thing it lets go, after the ledger is closed and signed."""
+    try:
+        descriptor = open_private(places.run / "daemon.lock", os.O_RDWR)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def _reload(places: Places, options: argparse.Namespace) -> int:
