@@ -363,7 +363,6 @@ def planned_for(one: Jailed, facts: Facts) -> Expected:
 
 
 @pytest.mark.needs("userns", "netns", "seccomp")
-@pytest.mark.needs("root")  # the stand-in of pid 1 is made by root for another uid
 def test_a_confined_process_is_shown_from_outside(undumpable: Jailed) -> None:
     facts = read_facts(undumpable.pid)
     assert compare(planned_for(undumpable, facts), facts) == ()
@@ -372,7 +371,6 @@ def test_a_confined_process_is_shown_from_outside(undumpable: Jailed) -> None:
 
 
 @pytest.mark.needs("userns", "netns", "seccomp")
-@pytest.mark.needs("root")  # the stand-in of pid 1 is made by root for another uid
 def test_control_a_dumpable_one_is_told_apart(dumpable: Jailed) -> None:
     facts = read_facts(dumpable.pid)
     assert named(planned_for(dumpable, facts), facts) == {"owner"}
