@@ -292,10 +292,10 @@ def confined(uid: int, arguments: list[str], wait: int, told: int, pid_told: int
     """In a child: new namespaces, and an exec within them with all capabilities of the user namespace."""
     become(uid)
     prctl(PR_SET_DUMPABLE, 1)  # another uid made this process undumpable, and its maps root's
+    gid = os.getgid()  # before the new namespace, in which every id is 65534 until it is mapped
     new = os.CLONE_NEWUSER | os.CLONE_NEWNET | os.CLONE_NEWNS | os.CLONE_NEWPID | os.CLONE_NEWIPC
     os.unshare(new | os.CLONE_NEWUTS | os.CLONE_NEWCGROUP)
     Path("/proc/self/setgroups").write_text("deny")
-    gid = os.getgid()
     Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
     Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
     for kind in (RLIMIT_DATA, RLIMIT_NPROC, RLIMIT_NOFILE, RLIMIT_CPU, RLIMIT_FSIZE, RLIMIT_CORE):
