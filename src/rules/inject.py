@@ -1,4 +1,4 @@
-"""Headers as they leave: the client's credentials out, each binding's secret in. Pure; the target is never touched."""
+"""A request as it leaves: the client's credentials out, each binding's secret in. Pure."""
 
 import base64
 import binascii
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rules.credentials import CORRELATION_HEADERS, CREDENTIAL_HEADERS, PROVENANCE_HEADERS, fold_name
 from rules.policy import Binding, Foreign, Mode, PlaceKind
 from rules.problems import InjectError
-from rules.request import Request
+from rules.request import Outgoing, Request
 from rules.upgrades import upgrade_fields
 from rules.verdict import Allow
 
@@ -60,12 +60,10 @@ def injected(request: Request, allow: Allow, decoys: Mapping[str, str]) -> tuple
     )
 
 
-def rewrite(
-    request: Request, allow: Allow, secrets: Mapping[str, str], decoys: Mapping[str, str]
-) -> tuple[tuple[bytes, bytes], ...]:
-    """The headers to send. `secrets` by secret's name, `decoys` by binding's name.
+def rewrite(request: Request, allow: Allow, secrets: Mapping[str, str], decoys: Mapping[str, str]) -> Outgoing:
+    """What to send. `secrets` by secret's name, `decoys` by binding's name.
 
-    Raises InjectError where a needed secret is missing or cannot stand in a header; nothing may be sent then.
+    Raises InjectError where a needed secret is missing or cannot stand in its place; nothing may be sent then.
     """
     keep_credentials = allow.endpoint.foreign is Foreign.ALLOW and not allow.bindings
     written = tuple((_wire_name(b), _value(b, secrets)) for b in injected(request, allow, decoys))
@@ -80,7 +78,7 @@ def rewrite(
         kept = [field for field in kept if field[0] != b"host"] + [f for f in request.headers if f[0] == b"te"]
     if request.upgrade:  # WebSocket: decide lets no other one come to here
         kept = list(upgrade_fields(tuple(kept), keep_credentials))
-    return (*kept, *written)
+    return Outgoing(target=request.target, fields=(*kept, *written))
 
 
 def authority(request: Request) -> bytes:

@@ -48,3 +48,16 @@ class Request:
     encoded_slash: bool = False  # the path holds %2f; only a rule that says so allows it
     upgrade: str = ""  # lower-case protocol of an Upgrade header
     body: bytes | None = field(default=None, repr=False)  # decoded; None: not read (yet)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """What is sent in a request's place, secrets in it: never shown. `target` is "path" or "path?query".
+
+    `body` None: the client's own goes on as it came; else this one, whole, without a content coding, and `fields` hold
+    its content-length.
+    """
+
+    target: str = field(repr=False)
+    fields: tuple[tuple[bytes, bytes], ...] = field(repr=False)
+    body: bytes | None = field(default=None, repr=False)

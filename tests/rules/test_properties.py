@@ -239,7 +239,7 @@ def test_a_well_formed_wire_is_judged_to_the_end(
     verdict = decide(policy_of((everything,), (), bound=True), "dev", taken)
     if isinstance(verdict, Deny):
         return
-    out = rewrite(taken, verdict, {"s": "SECRET"}, {})
+    out = rewrite(taken, verdict, {"s": "SECRET"}, {}).fields
     carriers = [value for name, value in out if is_credential_header(name)]
     assert carriers == [b"Bearer SECRET"]
 
@@ -302,7 +302,7 @@ def test_no_client_credential_and_no_lie_about_the_sender_leaves(
     )
     verdict = decide(policy, "dev", request("GET", "/a", sent=sent))
     assert isinstance(verdict, Allow)
-    out = rewrite(request("GET", "/a", sent=sent), verdict, {"s": "SECRET"}, {})
+    out = rewrite(request("GET", "/a", sent=sent), verdict, {"s": "SECRET"}, {}).fields
     assert [v for n, v in out if is_credential_header(n)] == ([b"Bearer SECRET"] if bound else [])
     assert not {fold_name(n) for n, _ in out} & {"connection", "x-forwarded-for"}
 

@@ -154,7 +154,7 @@ class Hooks:
             return
         turn.collecting = isinstance(admitted, BodyWanted)
         if not isinstance(admitted, BodyWanted):
-            turn.fields = admitted
+            turn.take(admitted)
         exchange.refusal = None
 
     async def requestheaders(self, handler: "GateHandler", flow: HTTPFlow) -> None:
@@ -187,7 +187,7 @@ class Hooks:
         if admitted is None or isinstance(admitted, BodyWanted):  # the latter leaves the stamp
             return False
         apply(flow, exchange, admitted)
-        over = self.steps.sent(state, exchange, len(body))
+        over = self.steps.sent(state, exchange, len(flow.request.raw_content or b""))
         if over is not None:
             self.steps.refuse(state, exchange, wire, over)
             return False

@@ -25,7 +25,7 @@ from rules.grants import Use
 from rules.inject import InjectError, authority, injected, rewrite
 from rules.parse import parse_request
 from rules.reasons import Reason
-from rules.request import Request, Via, Wire
+from rules.request import Outgoing, Request, Via, Wire
 from rules.verdict import Allow, Deny
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _QUICK = 2 << 10  # bytes of a body that are parsed at once; a thread costs more
 _MAX_TARGETS = 64  # judged hosts that one client connection remembers beyond its open upstream connections
 
-type Fields = tuple[tuple[bytes, bytes], ...]
+type _Judged = tuple[Request, Allow]  # the request with its body, where that was read
 
 
 def wire_of(flow: HTTPFlow, state: ClientState, exchange: Exchange) -> Wire:
@@ -72,17 +72,15 @@ class Judge:
         wire: Wire,
         connected: frozenset[Key],
         body: bytes | None = None,
-    ) -> Fields | BodyWanted | Deny:
-        """The headers to send, or the refusal. After fields came back the intent is in the ledger.
+    ) -> Outgoing | BodyWanted | Deny:
+        """What to send, or the refusal. After an Outgoing came back the intent is in the ledger.
 
         `body` is the whole one as it was sent, once it was asked for by BodyWanted.
         """
-        allow = await self._allow(state.run, exchange, wire, body)
-        if isinstance(allow, Deny):
-            return allow
-        request = exchange.request
-        if request is None:
-            return deny(Reason.INTERNAL)
+        judged = await self._allow(state.run, exchange, wire, body)
+        if isinstance(judged, Deny):
+            return judged
+        request, allow = judged
         state.bindings.update(binding.name for binding in allow.bindings)
         use = standing.use_of(allow, request)
         first: Deny | BodyWanted | None = standing.may(state.run, use)
@@ -96,8 +94,8 @@ class Judge:
                 return target
             exchange.allow, exchange.target = allow, target
             exchange.pin = state.pins.get(target.key, "") or str(target.addresses[0])
-            fields, bindings = await self._rewritten(state.run, request, allow)
-            return await self._noted(state, exchange, fields, bindings, use)
+            out, bindings = await self._rewritten(state.run, request, allow)
+            return await self._noted(state, exchange, out, bindings, use)
         except SecretUnavailable as error:
             return deny(Reason.SECRET_UNAVAILABLE, f"{error.code}: {error.detail}")
         except InjectError as error:
@@ -105,7 +103,7 @@ class Judge:
         except LedgerError:
             return deny(Reason.LEDGER_UNAVAILABLE)
 
-    async def _allow(self, run: Run, exchange: Exchange, wire: Wire, body: bytes | None) -> Allow | Deny:
+    async def _allow(self, run: Run, exchange: Exchange, wire: Wire, body: bytes | None) -> _Judged | Deny:
         closed = standing.closed(run)
         if closed is not None:
             return closed
@@ -116,15 +114,15 @@ class Judge:
             return request
         exchange.request = request
         if body is None:
-            return decide(run.policy, run.role, request, run.decoys)
+            return _with(request, decide(run.policy, run.role, request, run.decoys))
         try:
             whole = replace(request, body=decoded(request.headers, body, exchange.body_max))
         except Undecodable as why:
             return body_refused(str(why))
         if len(body) < _QUICK:
-            return decide(run.policy, run.role, whole, run.decoys)
+            return _with(whole, decide(run.policy, run.role, whole, run.decoys))
         # Parsing 32 MiB takes seconds, in which the other runs would stand still.
-        return await asyncio.to_thread(decide, run.policy, run.role, whole, run.decoys)
+        return _with(whole, await asyncio.to_thread(decide, run.policy, run.role, whole, run.decoys))
 
     async def _target(
         self, state: ClientState, allow: Allow, request: Request, connected: frozenset[Key]
@@ -145,8 +143,8 @@ class Judge:
             return None
         return await self.vault.fetch(run.policy.secrets[proxy.secret], run.caller_env)
 
-    async def _rewritten(self, run: Run, request: Request, allow: Allow) -> tuple[Fields, Mapping[str, str]]:
-        """The headers, and the secrets' names by binding of those that are in them."""
+    async def _rewritten(self, run: Run, request: Request, allow: Allow) -> tuple[Outgoing, Mapping[str, str]]:
+        """What to send, and the secrets' names by binding of those that are in it."""
         bindings = {b.name: b.secret for b in injected(request, allow, run.decoys)}
         values: dict[str, str] = {}
         for name in dict.fromkeys(bindings.values()):
@@ -157,10 +155,10 @@ class Judge:
         self,
         state: ClientState,
         exchange: Exchange,
-        fields: Fields,
+        out: Outgoing,
         bindings: Mapping[str, str],
         use: Use,
-    ) -> Fields | Deny:
+    ) -> Outgoing | Deny:
         closed = _over(state, use)  # fetching took its time
         if closed is None:
             closed = standing.charge(state.run, use)
@@ -171,7 +169,11 @@ class Judge:
         if bindings:
             await self.records.ledger.durable(exchange.intent_seq)
         closed = _over(state, use)
-        return fields if closed is None else closed
+        return out if closed is None else closed
+
+
+def _with(request: Request, verdict: Allow | Deny) -> _Judged | Deny:
+    return (request, verdict) if isinstance(verdict, Allow) else verdict
 
 
 def _over(state: ClientState, use: Use) -> Deny | None:
@@ -179,15 +181,17 @@ def _over(state: ClientState, use: Use) -> Deny | None:
     return deny(Reason.REVOKED) if state.closed else standing.closed(state.run, use)
 
 
-def apply(flow: HTTPFlow, exchange: Exchange, fields: Fields) -> None:
-    """Make mitmproxy's request what was judged, byte for byte."""
+def apply(flow: HTTPFlow, exchange: Exchange, out: Outgoing) -> None:
+    """Make mitmproxy's request what was judged, byte for byte, with the secret in its place."""
     request, target = exchange.request, exchange.target
     if request is None or target is None:
         raise RuntimeError("applied before it was judged")
     data = flow.request.data
     data.method = request.method.encode("ascii")
-    data.path = request.target.encode("ascii")
+    data.path = out.target.encode("ascii")
     data.scheme = request.scheme.encode("ascii")
     data.authority = authority(request) if exchange.h2 else b""
     data.host, data.port = target.key
-    data.headers = Headers(fields)
+    data.headers = Headers(out.fields)
+    if out.body is not None:
+        data.content = out.body

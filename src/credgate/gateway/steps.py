@@ -10,16 +10,18 @@ from dataclasses import dataclass
 
 from credgate.gateway import standing, waiting
 from credgate.gateway.exchange import ClientState, Exchange, Key
-from credgate.gateway.judge import Fields, Judge
+from credgate.gateway.judge import Judge
 from credgate.gateway.records import collect_ids
 from credgate.gateway.refusal import HEADER, Refusal, deny
 from credgate.gateway.waiting import BodyWanted
 from credgate.ledger.record import LedgerError
 from rules.decide import decide_connect
 from rules.reasons import Reason
-from rules.request import Wire
+from rules.request import Outgoing, Wire
 from rules.upgrades import accepts
 from rules.verdict import Deny, Tunnel
+
+type Fields = tuple[tuple[bytes, bytes], ...]
 
 _PORT = re.compile(rb"[1-9][0-9]{0,4}")
 _NEVER_BACK = frozenset({b"alt-svc", b"upgrade", b"proxy-authenticate", HEADER})
@@ -70,8 +72,8 @@ class Steps:
         wire: Wire,
         connected: frozenset[Key],
         body: bytes | None = None,
-    ) -> Fields | BodyWanted | None:
-        """The headers to send; None where the request is refused. The stamp is the caller's to lift.
+    ) -> Outgoing | BodyWanted | None:
+        """What to send; None where the request is refused. The stamp is the caller's to lift.
 
         BodyWanted: nothing is sent yet. The lane keeps the body, as far as `hold` lets it, and asks again with it.
         """

@@ -7,7 +7,7 @@ from credgate.gateway.framing import Body, Chunked, Counted, Fields, UntilClose,
 from credgate.gateway.head import RequestHead, ResponseHead
 from credgate.gateway.link import Link
 from credgate.gateway.refusal import Refusal, phrase
-from rules.request import Wire
+from rules.request import Outgoing, Wire
 
 # Of this hop alone (RFC 9110 7.6.1), or about trailers, which go nowhere: we frame and persist by our own rules.
 _HOP = frozenset(
@@ -24,7 +24,7 @@ class Turn:
     wire: Wire
     head: RequestHead
     body: Counted | Chunked | None  # None: framed in a way that has more than one reading, which the rules refuse
-    fields: Fields = ()  # to send; set by Allow
+    out: Outgoing | None = None  # what to send; set by Allow
     collecting: bool = False  # the body is read before it is judged
     kept: list[bytes] = field(default_factory=list)  # what of it was read
     link: Link | None = None
@@ -42,6 +42,12 @@ class Turn:
     def request_done(self) -> bool:
         """Whether the request is whole."""
         return self.body is not None and self.body.done
+
+    def take(self, out: Outgoing) -> None:
+        """Go on with what was admitted; a body that was written anew takes the place of the one that was kept."""
+        self.out, self.collecting = out, False
+        if out.body is not None:
+            self.body, self.kept = Counted(0), [out.body]
 
     @property
     def expects(self) -> bool:
@@ -68,14 +74,15 @@ def keeps(version: bytes, fields: Fields) -> bool:
 
 def request_bytes(turn: Turn) -> bytes:
     """The head that was judged, with its secret, framed as its body will be sent."""
-    request = turn.exchange.request
-    if request is None:
+    request, out = turn.exchange.request, turn.out
+    if request is None or out is None:
         raise RuntimeError("sent before it was judged")
-    lines = [f"{request.method} {request.target} {request.http_version}".encode("ascii")]
-    lines += [name + b": " + value for name, value in turn.fields if name.lower() not in _REQUEST_FRAMING]
+    lines = [f"{request.method} {out.target} {request.http_version}".encode("ascii")]
+    lines += [name + b": " + value for name, value in out.fields if name.lower() not in _REQUEST_FRAMING]
     if isinstance(turn.body, Chunked):
         lines.append(b"transfer-encoding: chunked")
-    lines += [b"content-length: %d" % int(length) for length in values(turn.head.fields, b"content-length")]
+    lengths = turn.head.fields if out.body is None else out.fields
+    lines += [b"content-length: %d" % int(length) for length in values(lengths, b"content-length")]
     return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
