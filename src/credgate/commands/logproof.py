@@ -12,6 +12,7 @@ from credgate.ledger import keys
 from credgate.ledger.bundle import write_bundle
 from credgate.ledger.export import FORMATS
 from credgate.ledger.files import segment_name, segments
+from credgate.ledger.kept import MAX_NOTES, kept
 from credgate.ledger.note import Checkpoint, Note, NoteError, parse_note, vkey
 from credgate.ledger.read import Damaged, Filter, Record, read_records
 from credgate.ledger.record import LedgerError
@@ -24,8 +25,6 @@ from credgate.ledger.verify import verify
 from credgate.ledger.writer import Ledger
 from credgate.paths import Places
 from credgate.text import escape
-
-_MAX_NOTES = 64 * 1024 * 1024
 
 
 def run(directory: Path, options: argparse.Namespace, want: Filter) -> int:
@@ -48,11 +47,11 @@ def run(directory: Path, options: argparse.Namespace, want: Filter) -> int:
 
 def _verify(directory: Path, options: argparse.Namespace) -> int:
     pubkey = keys.read_public(options.pubkey) if options.pubkey else None
-    kept = [_kept(path) for path in options.checkpoint]
-    since = _kept(options.since) if options.since else None
+    noted = [kept(path) for path in options.checkpoint]
+    since = kept(options.since) if options.since else None
     leaves: list[bytes] | None = [] if since else None
     witnesses, unread = _witnesses(directory, options)
-    report = verify(directory, pubkey=pubkey, against=[*kept, *([since] if since else []), *witnesses], leaves=leaves)
+    report = verify(directory, pubkey=pubkey, against=[*noted, *([since] if since else []), *witnesses], leaves=leaves)
     proof = _proof(report, since.notes[-1], leaves) if since and leaves else None
     if options.json:
         document = {**as_json(report), "notes": [*report.notes, *unread], "consistency": proof}
@@ -60,17 +59,6 @@ def _verify(directory: Path, options: argparse.Namespace) -> int:
     else:
         _print_report(directory, report, unread, proof)
     return int(report.status)
-
-
-def _kept(path: Path) -> Kept:
-    hint = "give a file with a checkpoint as `credgate log checkpoint` prints it"
-    try:
-        return Kept(who=str(path), notes=parse_note(path.read_bytes()[:_MAX_NOTES]))
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise LedgerError("bad_checkpoint", f"can't read {path}: {why}", hint, exit_status=4) from error
-    except NoteError as error:
-        raise LedgerError("bad_checkpoint", f"{path}: {error}", hint, exit_status=4) from error
 
 
 def _witnesses(directory: Path, options: argparse.Namespace) -> tuple[list[Kept], list[str]]:
@@ -82,7 +70,7 @@ def _witnesses(directory: Path, options: argparse.Namespace) -> tuple[list[Kept]
         if not isinstance(witness, FileWitness):
             continue
         try:
-            notes = parse_note(witness.path.read_bytes()[:_MAX_NOTES])
+            notes = parse_note(witness.path.read_bytes()[:MAX_NOTES])
             found.append(Kept(who=f"file {witness.path}", notes=notes, others=True))
         except OSError as error:
             unread.append(f"witness file {witness.path}: {(error.strerror or str(error)).lower()}")

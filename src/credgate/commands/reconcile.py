@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from credgate.errors import CredgateError, print_error
+from credgate.ledger.record import LedgerError
 from credgate.paths import Places
 from credgate.text import escape
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """examples:
   credgate reconcile --source cloudtrail='trail/*.json.gz' --report out/
   credgate reconcile --ledger /mnt/audit/ledger --source nginx@git.example.org=access.log
+  credgate reconcile --ledger audit.tar --pubkey key.pem --checkpoint noted.txt --source cloudtrail=trail/
   credgate reconcile --source billing=calls.csv --mapping mapping.toml --from 2026-06-01T00:00:00Z
   credgate reconcile --self-test
 
@@ -39,6 +41,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = _parser().parse_args(argv)
         return _self_test(options) if options.self_test else _reconcile(options)
+    except LedgerError as error:  # its exit codes are those of `log verify`, and mean something else here
+        print_error(error)
+        return 2
     except CredgateError as error:
         return print_error(error)
 
@@ -50,8 +55,13 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--ledger", type=Path, metavar="DIR", help="ledger directory (default: your own)")
-    parser.add_argument("--pubkey", metavar="KEY", help="not yet")
+    parser.add_argument(
+        "--ledger", type=Path, metavar="DIR|BUNDLE", help="ledger, or bundle of one (default: your own)"
+    )
+    key = "the key that must have signed the ledger: PEM file, C2SP vkey or base64"
+    parser.add_argument("--pubkey", metavar="KEY", help=key)
+    noted = "a checkpoint noted earlier, from which the ledger must go on; may be repeated"
+    parser.add_argument("--checkpoint", type=Path, action="append", default=[], metavar="FILE", help=noted)
     parser.add_argument(
         "--source",
         action="append",
@@ -83,15 +93,12 @@ def _time(text: str) -> int:
 
 def _options(options: argparse.Namespace) -> "Options":
     # the database takes a tenth of a second to load: not for --help
+    from credgate.ledger.keys import read_public  # noqa: PLC0415
     from credgate.reconcile.engine import Given, Options  # noqa: PLC0415
     from credgate.reconcile.targets import formats  # noqa: PLC0415
 
-    for name, given in (("--engine", options.engine), ("--pubkey", options.pubkey)):
-        if given:
-            raise CredgateError("not_yet", f"reconcile {name}: not yet", "leave it out", exit_status=2)
-    ledger = options.ledger or Places.from_env(os.environ).ledger
-    if ledger.is_file():  # the seam for bundles: one file instead of a directory
-        raise CredgateError("not_yet", f"reconcile of a bundle ({ledger}): not yet", "--ledger DIR", exit_status=2)
+    if options.engine:
+        raise CredgateError("not_yet", "reconcile --engine: not yet", "leave it out", exit_status=2)
     if not options.source:
         known = ", ".join(formats())
         raise CredgateError("no_source", "got no --source, expected FORMAT=PATH", f"formats: {known}", exit_status=2)
@@ -103,7 +110,9 @@ def _options(options: argparse.Namespace) -> "Options":
         hosts = tuple(host.strip().casefold() for host in (match[2] or "").split(",") if host.strip())
         sources.append(Given(name=match[1], hosts=hosts, patterns=(match[3],)))
     return Options(
-        ledger=ledger,
+        ledger=options.ledger or Places.from_env(os.environ).ledger,
+        pubkey=read_public(options.pubkey) if options.pubkey else None,
+        noted=tuple(options.checkpoint),
         sources=tuple(sources),
         mapping=options.mapping,
         since=options.since,
@@ -161,13 +170,13 @@ def _say(text: str) -> None:
 
 
 def _summary(result: "Result") -> None:
+    from credgate.reconcile import proof  # noqa: PLC0415
     from credgate.reconcile.rows import worst_words  # noqa: PLC0415
 
     report = result.seen.report
-    if int(report.status):
-        _say(f"UNVERIFIED ledger: {report.status.name.lower()}: {report.detail or report.kind}")
+    _say(proof.words(report))
     _say(f"verdict    {worst_words(result.severity)} (exit {int(result.severity)})")
-    _say(f"ledger     {report.records} records, {report.status.name.lower()}, {report.witness}")
+    _say(f"ledger     {report.records} records, {report.status.name.lower()}; key {report.pubkey or 'none'}")
     _say(f"checkable  {result.checkable} of {result.allowed} requests")
     if result.unchecked:
         _say(f"           {result.unchecked} went to targets of which no export was given")

@@ -3,36 +3,51 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from credgate.ledger import keys
 from credgate.ledger.files import segments
+from credgate.ledger.kept import kept
 from credgate.ledger.report import Report, Status, from_json
 from credgate.ledger.verify import verify
 from credgate.reconcile.model import ReconcileError
 
-UNSIGNED = "no_checkpoint"
 LARGE = 32 * 1024 * 1024  # bytes: below it a process costs more than it saves
 
 
 @contextmanager
-def checking(directory: Path, *, large: int = LARGE) -> Iterator[Callable[[], Report]]:
+def checking(
+    directory: Path, pubkey: bytes | None = None, noted: Sequence[Path] = (), *, large: int = LARGE
+) -> Iterator[Callable[[], Report]]:
     """Begin to verify; what it gives waits for the report. A process that isn't waited for is ended.
 
-    Raises ReconcileError where there is nothing to verify.
+    `pubkey`: the key that must have signed; `noted`: files of checkpoints that the ledger must go on from.
+    Raises ReconcileError where there is nothing to verify, LedgerError for a file that holds no checkpoint.
     """
+    against = [kept(path) for path in noted]
     if _size(directory) < large:
-        yield lambda: verify(directory)
+        yield lambda: _named(verify(directory, pubkey=pubkey, against=against), noted)
         return
     command = [sys.executable, "-I", "-m", "credgate", "log", "verify", "--json", "--ledger", str(directory)]
+    command += ["--pubkey", keys.fingerprint(pubkey)] if pubkey else []
+    command += [word for path in noted for word in ("--checkpoint", str(path))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
         try:
-            yield lambda: _report(process)
+            yield lambda: _named(_report(process), noted)
         finally:
             if process.poll() is None:
                 process.kill()
+
+
+def _named(report: Report, noted: Sequence[Path]) -> Report:
+    """With names in place of paths: reports hold none of this machine."""
+    witness, detail = report.witness, report.detail
+    for path in noted:
+        witness, detail = witness.replace(f"{path}:", f"{path.name}:"), detail.replace(f"{path}:", f"{path.name}:")
+    return replace(report, witness=witness, detail=detail)
 
 
 def _size(directory: Path) -> int:
@@ -59,9 +74,6 @@ def _report(process: subprocess.Popen[bytes]) -> Report:
 
 def accepted(report: Report, directory: Path, *, allow_unverified: bool) -> Report:
     """The report of a ledger that may be joined. Raises ReconcileError unless it is sound, or taken as it is."""
-    if report.status is Status.INCOMPLETE and report.kind == UNSIGNED:
-        # Made before ledgers were signed: its chain alone is whole, and the report says no more than that.
-        report = replace(report, status=Status.SOUND, kind="", notes=(*report.notes, report.detail))
     if report.status is Status.UNREADABLE:
         raise ReconcileError("ledger_unreadable", report.detail or f"no ledger in {directory}", "--ledger DIR", 2)
     if report.status is not Status.SOUND and not allow_unverified:

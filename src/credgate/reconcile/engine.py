@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from credgate.ledger.bundle import opened
 from credgate.reconcile import scope
 from credgate.reconcile.checking import accepted, checking
 from credgate.reconcile.classify import classify
@@ -31,8 +32,10 @@ class Given:
 class Options:
     """What was asked for. Times in microseconds, None: the ledger's begin, no end."""
 
-    ledger: Path
+    ledger: Path  # a directory, or a bundle
     sources: tuple[Given, ...]
+    pubkey: bytes | None = None  # the key that must have signed
+    noted: tuple[Path, ...] = ()  # files of checkpoints that the ledger must go on from
     mapping: Path | None = None
     since: int | None = None
     until: int | None = None
@@ -44,13 +47,14 @@ def reconcile[T](options: Options, report: Callable[[Store, Result], T]) -> T:
     """Read, join, classify; `report` is called while the tables are there. Raises ReconcileError, LedgerError."""
     targets = _targets(options)
     with (
-        checking(options.ledger) as checked,
+        opened(options.ledger) as ledger,
+        checking(ledger, options.pubkey, options.noted) as checked,
         tempfile.TemporaryDirectory(prefix="credgate-reconcile-", dir=options.scratch) as directory,
         Store(Path(directory)) as store,
     ):
         files = _read(store, options, targets)
-        seen = Seen(report=accepted(checked(), options.ledger, allow_unverified=options.allow_unverified))
-        take_ledger(store, options.ledger, seen)
+        seen = Seen(report=accepted(checked(), ledger, allow_unverified=options.allow_unverified))
+        take_ledger(store, ledger, seen)
         targets = scope.hosts_of(store, targets)
         since = seen.first if options.since is None else options.since
         scope.assign(store, targets)

@@ -11,9 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from credgate.ledger import keys
 from credgate.ledger.chain import Head, link
-from credgate.ledger.files import segment_name
+from credgate.ledger.files import notes_name, segment_name
+from credgate.ledger.note import Checkpoint, origin_of
 from credgate.ledger.record import Stamp, clean_fields
+from credgate.ledger.tree import Tree, leaf_hash
 from credgate.reconcile.model import SECOND
 from credgate.reconcile.times import show
 
@@ -59,10 +62,10 @@ class World:
         (directory / "mapping.toml").write_text(self.mapping, "utf-8")
 
 
-def write_ledger(directory: Path, entries: list[Entry]) -> None:
-    """Link the entries into one closed segment, as the writer would have."""
+def write_ledger(directory: Path, entries: list[Entry], *, signed: bool = True) -> None:
+    """Link the entries into one closed segment, and sign it, as the writer would have."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    head = Head()
+    head, tree, origin = Head(), Tree(), ""
     seqs: dict[int, int] = {}
     with (directory / segment_name(1)).open("wb") as file:
         for t, ev, number, fields in entries:
@@ -73,7 +76,27 @@ def write_ledger(directory: Path, entries: list[Entry]) -> None:
             if ev == "intent":
                 seqs[number] = head.seq
             file.write(line)
+            if signed:
+                tree.push(leaf_hash(line))
+                origin = origin or origin_of(line)
     (directory / segment_name(1)).chmod(0o600)
+    if signed:
+        checkpoint = Checkpoint(origin=origin, size=head.seq, root=tree.root(), extra=("segment 1", "final"))
+        sign(directory, checkpoint, signer("ledger"))
+
+
+def signer(name: str) -> keys.Key:
+    """A key that anybody can have: the same for the same name."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415  only signers
+
+    private = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(f"self-test {name}".encode()).digest())
+    return keys.Key(private=private, public=private.public_key().public_bytes_raw())
+
+
+def sign(directory: Path, checkpoint: Checkpoint, key: keys.Key) -> None:
+    """Write the public key, and the only checkpoint."""
+    (directory / keys.PUBLIC).write_bytes(keys.public_pem(key.public))
+    (directory / notes_name(1)).write_bytes(key.note(checkpoint).data())
 
 
 def _ledger_time(t: int) -> str:

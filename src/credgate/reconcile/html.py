@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from importlib import resources
 
+from credgate.reconcile import proof
 from credgate.reconcile.classes import CHECKED, MEANINGS, Class, Severity, severity
 from credgate.reconcile.result import Part, Result
 from credgate.reconcile.rows import Ours, Row, Theirs, findings, timelines, worst_words
@@ -48,19 +49,18 @@ def _style() -> str:
 
 
 def _head(result: Result) -> str:
-    report = result.seen.report
-    alert = ""
-    if int(report.status):
-        why = escape(report.detail or report.kind)
-        state = f"The ledger did NOT verify ({report.status.name.lower()}: {why})"
-        alert = f'<p class="alert">{state}. What follows is of unproven records.</p>'
+    line = escape(proof.words(result.seen.report))
+    if proof.signature(result.seen.report) is proof.Signature.NONE:
+        first = f'<p class="alert">{line}. What follows is of unproven records.</p>'
+    else:
+        first = f'<p class="proof">{line}</p>'
     tone = _LABELS[result.severity]
     totals = _totals(result)
     bad = [(name, count) for name, count in totals.items() if severity(name)]
     said = ", ".join(f"{count} {name}" for name, count in bad) or "no findings"
     share = _percent(result.checkable, result.allowed)
     return (
-        f'{alert}<h1>Ledger against the targets&rsquo; own records</h1><p class="soft">{_when(result)}</p>'
+        f'{first}<h1>Ledger against the targets&rsquo; own records</h1><p class="soft">{_when(result)}</p>'
         f'<section class="verdict {tone}"><p>{escape(worst_words(result.severity))}</p><p>{escape(said)}.</p>'
         f"<p><strong>{result.checkable} of {result.allowed}</strong> requests ({share}) could be checked against a "
         f"record of their target{_not_checked(result)}.</p>{_bar(result)}</section>"
@@ -277,6 +277,8 @@ def _ledger(result: Result) -> str:
     seen, report = result.seen, result.seen.report
     facts = [
         ("State", report.status.name.lower()),
+        ("Key", f"{report.pubkey} ({report.trust or 'not checked'})" if report.pubkey else "none"),
+        ("Signed", f"{report.signed} of {report.records} records"),
         ("Witness", report.witness),
         ("Records", str(report.records)),
         ("Last line, SHA-256", report.last_sha256),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from credgate.ledger.files import segment_name
+from credgate.reconcile import spoil
 from credgate.reconcile.classes import Class
 from credgate.reconcile.fabricate import AWS, BEGIN, WEB, World, aws_line, s3_line, web_line
 from credgate.reconcile.model import SECOND
@@ -152,19 +152,8 @@ def _invented_request(world: World) -> None:
     ]
 
 
-def _in_file(change: Callable[[list[bytes]], list[bytes]]) -> Callable[[World], None]:
-    """Change the written ledger, without the hashes that would have to follow."""
-
-    def spoil(directory: Path) -> None:
-        path = directory / segment_name(1)
-        path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
-
-    return lambda world: world.spoil.append(spoil)
-
-
-def _edited(lines: list[bytes]) -> list[bytes]:
-    at = next(i for i, line in enumerate(lines) if b'"ev":"deny"' in line)
-    return [*lines[:at], lines[at].replace(b'"ev":"deny"', b'"ev":"mint"'), *lines[at + 1 :]]
+def _spoiled(change: Callable[[Path], None]) -> Callable[[World], None]:
+    return lambda world: world.spoil.append(change)
 
 
 def _doubled(world: World) -> None:
@@ -310,13 +299,37 @@ LIES = (
     Lie(
         name="edited-line",
         words="a line of the ledger changed",
-        tell=_in_file(_edited),
+        tell=_spoiled(spoil.edited),
         found=REFUSED,
     ),
     Lie(
         name="lost-line",
         words="a line of the ledger removed",
-        tell=_in_file(lambda lines: lines[:40] + lines[41:]),
+        tell=_spoiled(spoil.lost_line),
+        found=REFUSED,
+    ),
+    Lie(
+        name="forged-checkpoint",
+        words="a shorter ledger under a checkpoint of another key",
+        tell=_spoiled(spoil.forged_checkpoint),
+        found=REFUSED,
+    ),
+    Lie(
+        name="old-checkpoint",
+        words="a ledger chained anew under the checkpoint of the old one",
+        tell=_spoiled(spoil.stale_checkpoint),
+        found=REFUSED,
+    ),
+    Lie(
+        name="truncated-ledger",
+        words="the end of the ledger cut off",
+        tell=_spoiled(spoil.cut),
+        found=REFUSED,
+    ),
+    Lie(
+        name="unsigned-ledger",
+        words="a ledger without its signatures",
+        tell=_spoiled(spoil.unsigned),
         found=REFUSED,
     ),
     Lie(

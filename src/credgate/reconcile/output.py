@@ -6,6 +6,7 @@ from dataclasses import asdict
 from importlib import metadata, resources
 from pathlib import Path
 
+from credgate.reconcile import proof
 from credgate.reconcile.classes import MEANINGS, severity
 from credgate.reconcile.html import page
 from credgate.reconcile.model import ReconcileError
@@ -50,10 +51,15 @@ def summarize(result: Result) -> dict[str, object]:
             "exit": int(result.severity),
             "severity": result.severity.name.lower(),
             "words": worst_words(result.severity),
-            "verified": not int(report.status),
+            "verified": proof.signature(report) is not proof.Signature.NONE,
         },
         "ledger": {
             "state": report.status.name.lower(),
+            "proof": proof.words(report),
+            "signature": str(proof.signature(report)),
+            "attested": proof.attested(report),
+            "pubkey": report.pubkey,
+            "signed_records": report.signed,
             "records": report.records,
             "last_sha256": report.last_sha256,
             "witness": report.witness,

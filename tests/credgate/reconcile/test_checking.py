@@ -9,8 +9,9 @@ import pytest
 from credgate.ledger.report import Status
 from credgate.ledger.verify import verify
 from credgate.reconcile import checking as module
+from credgate.reconcile import proof, spoil
 from credgate.reconcile.checking import accepted, checking
-from credgate.reconcile.fabricate import honest, write_ledger
+from credgate.reconcile.fabricate import honest, signer, write_ledger
 from credgate.reconcile.model import ReconcileError
 
 
@@ -24,8 +25,29 @@ def test_both_ways_say_the_same_of_a_sound_ledger(ledger: Path) -> None:
     with checking(ledger, large=0) as checked:
         report = checked()
     assert report == verify(ledger)
-    taken = accepted(report, ledger, allow_unverified=False)  # made as before ledgers were signed
-    assert (taken.status, report.kind) == (Status.SOUND, "no_checkpoint")
+    assert accepted(report, ledger, allow_unverified=False) is report
+    assert (report.status, report.signed, report.trust[:17]) == (Status.SOUND, report.records, "the ledger itself")
+
+
+@pytest.mark.parametrize("large", [0, 2**40])
+def test_a_key_and_a_noted_checkpoint_are_held_against_it(ledger: Path, tmp_path: Path, large: int) -> None:
+    noted = tmp_path / "noted.txt"
+    noted.write_bytes((ledger / "seg-000001.notes").read_bytes())
+    with checking(ledger, signer("ledger").public, [noted], large=large) as checked:
+        report = checked()
+    assert (report.status, report.trust) == (Status.SOUND, "the key given")
+    assert report.witness == f"noted.txt: agrees up to record {report.records}"
+    with checking(ledger, signer("another").public, [noted], large=large) as checked:
+        report = checked()
+    assert (report.status, report.kind) == (Status.TAMPERED, "wrong_key")
+
+
+def test_a_ledger_that_nobody_signed_is_taken_on_demand_alone(ledger: Path) -> None:
+    spoil.unsigned(ledger)
+    report = verify(ledger)
+    with pytest.raises(ReconcileError, match="nobody signed this"):
+        accepted(report, ledger, allow_unverified=False)
+    assert proof.words(accepted(report, ledger, allow_unverified=True)).startswith("UNSIGNED ledger: incomplete")
 
 
 def test_both_ways_say_the_same_of_a_changed_one(ledger: Path) -> None:

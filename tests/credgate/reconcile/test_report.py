@@ -14,7 +14,7 @@ import pytest
 from credgate.reconcile.classes import MEANINGS
 from credgate.reconcile.engine import reconcile
 from credgate.reconcile.fabricate import BEGIN, honest
-from credgate.reconcile.lies import LIES
+from credgate.reconcile.lies import LIES, REFUSED
 from credgate.reconcile.output import schema, write_report
 from credgate.reconcile.selftest import options
 from credgate.reconcile.targets import formats, load_mapping, target_of
@@ -124,7 +124,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("mixed")
     world = honest(400, pace=20)
     for lie in LIES:
-        if lie.name not in ("edited-line", "lost-line", "short-ledger", "wrong-clock", "doubled-export"):
+        if lie.found != REFUSED and lie.name not in ("short-ledger", "wrong-clock", "doubled-export"):
             lie.tell(world)
     world.write(directory)
     return directory
