@@ -17,6 +17,7 @@ from credgate.gateway.records import Records
 from credgate.gateway.refusal import deny
 from credgate.gateway.waiting import BodyWanted, ask
 from credgate.gateway.waiting import refused as body_refused
+from credgate.known import KnownValues
 from credgate.ledger.record import LedgerError
 from credgate.runs import Run
 from credgate.secretvalue import Secret, SecretUnavailable
@@ -64,6 +65,7 @@ class Judge:
     records: Records
     vault: "Vault"
     dialler: Dialler
+    known: KnownValues
 
     async def judge(
         self,
@@ -141,14 +143,20 @@ class Judge:
         proxy = allow.endpoint.proxy
         if proxy is None or not proxy.secret:
             return None
-        return await self.vault.fetch(run.policy.secrets[proxy.secret], run.caller_env)
+        return await self._fetch(run, proxy.secret)
+
+    async def _fetch(self, run: Run, name: str) -> Secret:
+        """A secret's value now; from here on it is looked for in what passes."""
+        secret = await self.vault.fetch(run.policy.secrets[name], run.caller_env)
+        self.known.add(name, secret.reveal())
+        return secret
 
     async def _rewritten(self, run: Run, request: Request, allow: Allow) -> tuple[Outgoing, Mapping[str, str]]:
         """What to send, and the secrets' names by binding of those that are in it."""
         bindings = {b.name: b.secret for b in injected(request, allow, run.decoys)}
         values: dict[str, str] = {}
         for name in dict.fromkeys(bindings.values()):
-            values[name] = (await self.vault.fetch(run.policy.secrets[name], run.caller_env)).reveal()
+            values[name] = (await self._fetch(run, name)).reveal()
         return rewrite(request, allow, values, run.decoys), bindings
 
     async def _noted(

@@ -24,6 +24,7 @@ from credgate.gateway.publish import MakeSocket, Published, bound
 from credgate.gateway.records import Records
 from credgate.gateway.steps import Timeouts
 from credgate.gateway.upstream import UpstreamTls
+from credgate.known import KnownValues
 from credgate.ledger.record import LedgerError
 from credgate.runs import Listener, Run
 from rules.policy import Address
@@ -68,8 +69,13 @@ class Gateway:
         own_addresses: OwnAddresses,
         timeouts: Timeouts | None = None,
         system_roots: Path | None = None,
+        known: KnownValues | None = None,
     ) -> None:
-        """`resolve` raises OSError where a name has no address. Raises CredgateError without a system trust store."""
+        """`resolve` raises OSError where a name has no address. Raises CredgateError without a system trust store.
+
+        `known` gets every value that is fetched here, and is what is looked for in requests and answers.
+        """
+        self.known = known or KnownValues()
         limits = timeouts or Timeouts()
         upstream = UpstreamTls(system_roots)
         dialler = Dialler(
@@ -81,7 +87,7 @@ class Gateway:
             bundle=str(upstream.bundle),
         )
         self._hooks = Hooks(
-            judge=Judge(records=Records(ledger), vault=vault, dialler=dialler),
+            judge=Judge(records=Records(ledger), vault=vault, dialler=dialler, known=self.known),
             authority=authority,
             upstream=upstream,
             timeouts=limits,
