@@ -123,6 +123,7 @@ def _misfits(where: str, inner: Endpoint, outer: Endpoint) -> list[Problem]:
         "address": _addresses_fit(inner, outer),
         "spki": not outer.spki or bool(inner.spki and inner.spki <= outer.spki),
         "proxy": inner.proxy == outer.proxy,
+        "correlate": inner.correlate >= outer.correlate,
     }
     for key, fits in facts.items():
         if not fits:

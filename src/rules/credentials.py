@@ -155,6 +155,7 @@ CORRELATION_HEADERS = frozenset(
         "x-client-request-id",
         "x-cloud-trace-context",
         "x-correlation-id",
+        "x-goog-request-reason",
         "x-idempotency-key",
         "x-ms-client-request-id",
         "x-request-id",

@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Iterator
 
+from rules.correlate import DEFAULT
 from rules.policy import AllowRule, Binding, BodyTerm, CorporateProxy, Endpoint, OnAlarm, Policy, Role
 
 __all__ = ["describe", "describe_role"]
@@ -90,6 +91,10 @@ def _dialled(endpoint: Endpoint) -> Iterator[tuple[str, str]]:
         yield "alpn", ", ".join(endpoint.alpn)
     if endpoint.spki:
         yield "spki", ", ".join(sorted(f"sha256/{base64.b64encode(pin).decode()}" for pin in endpoint.spki))
+    if endpoint.correlate != DEFAULT:
+        yield "correlate", ", ".join(sorted(endpoint.correlate)) or "nothing"
+    if endpoint.fingerprint is not None:
+        yield "fingerprint", endpoint.fingerprint
     if endpoint.proxy is not None:
         yield "proxy", _proxy(endpoint.proxy)
     if endpoint.foreign != "strip":

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 
 from rules.addresses import FLOOR, METADATA, AddressClass, AddressError, classify, parse_ip, parse_network, unmap
+from rules.correlate import DEFAULT, Correlate
+from rules.fingerprint import Fingerprint
 from rules.hosts import HostError, HostPattern
 from rules.load_rules import allow_rules, deny_rules
 from rules.pack_rules import Packs
@@ -15,13 +17,16 @@ from rules.tables import Table, closest, show
 
 KEYS = (
     *("host", "port", "address", "dial_port", "tls", "alpn", "ca", "foreign", "protocol", "allow", "deny"),
-    *("spki", "proxy", "listen"),
+    *("spki", "proxy", "listen", "correlate", "fingerprint"),
 )
 LATER = ("host_from", "route")
 ALPN = ("http/1.1", "h2")
 _DNS_PORT = 53
 _TAKEN = frozenset({_DNS_PORT, 80, 443})
-_NOT_OPAQUE = ("tls", "alpn", "ca", "spki", "proxy", "dial_port", "foreign", "allow", "deny")
+_NOT_OPAQUE = (
+    *("tls", "alpn", "ca", "spki", "proxy", "dial_port", "foreign", "allow", "deny"),
+    *("correlate", "fingerprint"),
+)
 _SHA256 = 32
 _WIDEST = {4: 8, 6: 7}  # 10.0.0.0/8 (RFC 1918) and fc00::/7 (RFC 4193) are the widest private ranges
 
@@ -64,6 +69,8 @@ def _endpoint(name: str, table: Table, context: Context) -> Endpoint:
         spki=_spki(table, tls=tls),
         proxy=_proxy(table, context.proxies, tls=tls),
         listen=listen,
+        correlate=_correlate(table),
+        fingerprint=table.choice("fingerprint", Fingerprint, Fingerprint.HMAC) if table.has("fingerprint") else None,
         allow=allow,
         deny=deny,
     )
@@ -109,6 +116,20 @@ def _listen(table: Table) -> int:
     if port in _TAKEN:
         table.fault("listen", f"got {port}, where the gateway judges HTTP or answers names", "take another port")
     return port
+
+
+def _correlate(table: Table) -> frozenset[Correlate]:
+    if not table.has("correlate"):
+        return DEFAULT
+    known = [item.value for item in Correlate]
+    found = []
+    for i, text in enumerate(table.texts("correlate")):
+        if text in known:
+            found.append(Correlate(text))
+        else:
+            hint = closest(text.lower(), known)
+            table.report.add(f"{table.at('correlate')}[{i}]", f"got {show(text)}, no header of ours", hint)
+    return frozenset(found)
 
 
 def _spki(table: Table, *, tls: bool) -> frozenset[bytes]:

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
+from rules.correlate import DEFAULT, Correlate
 from rules.fieldpaths import FieldPath
+from rules.fingerprint import Fingerprint
 from rules.hosts import HostPattern
 from rules.paths import PathPattern
 
@@ -152,7 +154,7 @@ class Endpoint:
     """One target. `networks` open closed ranges for it; `pins` are dialled without a look-up.
 
     `spki` are SHA-256 digests of public keys, one of which must be in the target's verified chain. With `listen` it is
-    opaque TCP: a port on the gateway, piped to `host` at `dial_port`.
+    opaque TCP: a port on the gateway, piped to `host` at `dial_port`. `fingerprint` None: as the host's log has it.
     """
 
     name: str
@@ -168,6 +170,8 @@ class Endpoint:
     spki: frozenset[bytes] = frozenset()
     proxy: CorporateProxy | None = None
     listen: int = 0
+    correlate: frozenset[Correlate] = DEFAULT
+    fingerprint: Fingerprint | None = None
     allow: tuple[AllowRule, ...] = ()
     deny: tuple[DenyRule, ...] = ()
 

@@ -248,4 +248,7 @@ async def over(
     told = line.get("reason") or line.get("rule")
     if line["ev"] == "intent":
         assert json.dumps(line["path"])[1:-1].encode() == target.partition(b"?")[0]
+        agent = next(value for name, value in seen if name == b"user-agent")
+        assert agent.endswith(line["ua_tag"].encode())  # the one thing in which equal requests differ
+        seen = [f if f[0] != b"user-agent" else (f[0], agent.removesuffix(line["ua_tag"].encode())) for f in seen]
     return line["ev"], status, str(told), sorted(seen)

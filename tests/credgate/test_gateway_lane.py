@@ -58,12 +58,14 @@ def test_the_request_as_the_target_gets_it(tmp_path: Path) -> None:
             client = await r.tunnel()
             fields = (b"X-Odd:   spaced\t ", b"Connection: X-Mine", b"X-Mine: 1", b"TE: trailers", b"Accept: */*")
             await client.ask(head(r, b"GET /ok/a?b=%20 HTTP/1.1", *fields))
+            tag = r.records("intent")[0]["ua_tag"]
             lines = (
                 b"GET /ok/a?b=%20 HTTP/1.1",
                 b"Host: api.good.test:%d" % r.direct,
                 b"X-Odd: spaced",
                 b"Accept: */*",
                 b"authorization: Bearer " + SECRET.encode(),
+                b"user-agent: " + tag.encode(),
             )
             assert r.good.raw == b"\r\n".join(lines) + b"\r\n\r\n"
 

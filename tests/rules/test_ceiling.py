@@ -196,6 +196,11 @@ WIDER: dict[str, tuple[str, str, str]] = {
     ),
     "slash": ('paths = ["/guide/**"]', 'paths = ["/guide/**"]\nencoded_slash = true', "endpoint.site.allow"),
     "upgrade": ('paths = ["/guide/**"]', 'paths = ["/guide/**"]\nupgrade = true', "endpoint.site.allow"),
+    "correlate": (
+        'host = "a.docs.example.org"',
+        'host = "a.docs.example.org"\ncorrelate = []',
+        "endpoint.site.correlate",
+    ),
     "proxy": (
         "[endpoint.site]",
         '[proxy.p]\nhost = "p.example.org"\nport = 1\n[endpoint.site]\nproxy = "p"',
@@ -238,6 +243,13 @@ def test_pinned_keys_stay_pinned(mine: str, fits: bool) -> None:
     else:
         with pytest.raises(PolicyError, match="spki"):
             narrow(policy, load(ceiling))
+
+
+def test_more_may_be_correlated_than_the_ceiling_asks_for() -> None:
+    more = 'correlate = ["user-agent", "x-request-id"]'
+    narrow(load(POLICY.replace(SITE, f"{SITE}\n{more}")), load(CEILING))
+    with pytest.raises(PolicyError, match="correlate"):
+        narrow(load(POLICY), load(CEILING.replace(DOCS, f"{DOCS}\n{more}")))
 
 
 def test_an_opaque_port_is_opened_only_under_a_ceiling_that_opens_it() -> None:

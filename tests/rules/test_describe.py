@@ -89,6 +89,16 @@ def test_bodies_upgrades_keys_proxies_and_opaque_ports_are_said() -> None:
     )
 
 
+def test_how_an_endpoint_is_audited_is_said() -> None:
+    changed = WIDER.replace('proxy = "corp"', 'proxy = "corp"\ncorrelate = ["x-request-id"]\nfingerprint = "sha256"', 1)
+    assert set(describe(load(changed))) - set(describe(load(WIDER))) == {
+        "dev: dial https://llm.example.org:443 with correlate = x-request-id",
+        "dev: dial https://llm.example.org:443 with fingerprint = sha256",
+    }
+    off = WIDER.replace('proxy = "corp"', 'proxy = "corp"\ncorrelate = []', 1)
+    assert "dev: dial https://llm.example.org:443 with correlate = nothing" in describe(load(off))
+
+
 def test_a_switch_is_said_where_it_is_on() -> None:
     opened = WHOLE.replace("allow_debug = false", "allow_debug = true")
     assert set(describe(load(opened))) - set(describe(load(WHOLE))) == {"dev: allow_debug: true"}

@@ -141,6 +141,8 @@ def test_connection_can_not_take_the_secret_out() -> None:
         b"Upgrade",
         b"HTTP2-Settings",
         b"X-Request-Id",
+        b"X-Goog-Request-Reason",
+        b"X-MS-Client-Request-Id",
         b"Idempotency-Key",
         b"traceparent",
         b"X-Forwarded-For",

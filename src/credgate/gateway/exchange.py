@@ -55,6 +55,7 @@ class Exchange:
     refusal: Refusal | None = None  # set: this is the answer, and nothing else is
     request: Request | None = field(default=None, repr=False)  # its headers are the client's
     allow: Allow | None = None
+    cred_fp: str = ""  # of the credentials that were put in
     intent_seq: int = 0
     target: Target | None = None
     pin: str = ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from mitmproxy.http import Headers, HTTPFlow
 
 from credgate.gateway import standing
+from credgate.gateway.capture import Fingerprints, marks_of
 from credgate.gateway.decoded import Undecodable, decoded
 from credgate.gateway.dial import Dialler
 from credgate.gateway.exchange import ClientState, Exchange, Key, Target
@@ -21,6 +22,7 @@ from credgate.known import KnownValues
 from credgate.ledger.record import LedgerError
 from credgate.runs import Run
 from credgate.secretvalue import Secret, SecretUnavailable
+from rules.correlate import Marks
 from rules.decide import decide
 from rules.grants import Use
 from rules.inject import InjectError, authority, injected, rewrite
@@ -63,6 +65,7 @@ class Judge:
     """Judges one request after the other; holds no state of its own."""
 
     records: Records
+    fingerprints: Fingerprints
     vault: "Vault"
     dialler: Dialler
     known: KnownValues
@@ -96,8 +99,10 @@ class Judge:
                 return target
             exchange.allow, exchange.target = allow, target
             exchange.pin = state.pins.get(target.key, "") or str(target.addresses[0])
-            out, bindings = await self._rewritten(state.run, request, allow)
-            return await self._noted(state, exchange, out, bindings, use)
+            out, bindings = await self._rewritten(state.run, exchange, request, allow)
+            marks = marks_of(state.run.id, allow.endpoint, request, out)
+            noted = await self._noted(state, exchange, marks, bindings, use)
+            return replace(out, fields=marks.put(out.fields, exchange.intent_seq)) if noted is None else noted
         except SecretUnavailable as error:
             return deny(Reason.SECRET_UNAVAILABLE, f"{error.code}: {error.detail}")
         except InjectError as error:
@@ -151,33 +156,35 @@ class Judge:
         self.known.add(name, secret.reveal())
         return secret
 
-    async def _rewritten(self, run: Run, request: Request, allow: Allow) -> tuple[Outgoing, Mapping[str, str]]:
+    async def _rewritten(
+        self, run: Run, exchange: Exchange, request: Request, allow: Allow
+    ) -> tuple[Outgoing, Mapping[str, str]]:
         """What to send, and the secrets' names by binding of those that are in it."""
         bindings = {b.name: b.secret for b in injected(request, allow, run.decoys)}
         values: dict[str, str] = {}
         for name in dict.fromkeys(bindings.values()):
             values[name] = (await self._fetch(run, name)).reveal()
+        exchange.cred_fp = self.fingerprints.of(allow.endpoint, request.host, values.values())
         return rewrite(request, allow, values, run.decoys), bindings
 
     async def _noted(
         self,
         state: ClientState,
         exchange: Exchange,
-        out: Outgoing,
+        marks: Marks,
         bindings: Mapping[str, str],
         use: Use,
-    ) -> Outgoing | Deny:
+    ) -> Deny | None:
         closed = _over(state, use)  # fetching took its time
         if closed is None:
             closed = standing.charge(state.run, use)
         if closed is not None:
             return closed
-        exchange.intent_seq = self.records.intent(state, exchange, tuple(bindings), tuple(bindings.values()))
+        exchange.intent_seq = self.records.intent(state, exchange, tuple(bindings), tuple(bindings.values()), marks)
         state.exchanges.add(exchange)
         if bindings:
             await self.records.ledger.durable(exchange.intent_seq)
-        closed = _over(state, use)
-        return out if closed is None else closed
+        return _over(state, use)
 
 
 def _with(request: Request, verdict: Allow | Deny) -> _Judged | Deny:

@@ -10,6 +10,7 @@ from credgate.gateway.exchange import ClientState, Exchange
 from credgate.gateway.floods import WINDOW, Fields, Floods
 from credgate.gateway.refusal import Refusal
 from credgate.ledger.record import LedgerError
+from rules.correlate import Marks
 from rules.reasons import Reason
 from rules.request import Wire
 
@@ -18,30 +19,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# By these the target's own records name a request; a date stands in where there is no id.
-ID_HEADERS = frozenset(
-    {
-        b"x-request-id",
-        b"x-github-request-id",
-        b"x-amzn-requestid",
-        b"x-amz-request-id",
-        b"request-id",
-        b"cf-ray",
-        b"date",
-    }
-)
-
 # Refusals that mean more than a wrong request: something in the jail tries what it was lent where it does not belong.
 ALARMING = frozenset({Reason.PLACEHOLDER_MISPLACED})
-
-
-def collect_ids(fields: tuple[tuple[bytes, bytes], ...]) -> dict[str, str]:
-    """The target's ids in a response's headers, first of each name."""
-    ids: dict[str, str] = {}
-    for name, value in fields:
-        if name.lower() in ID_HEADERS:
-            ids.setdefault(name.lower().decode("ascii"), value.decode("latin-1"))
-    return ids
 
 
 class Records:
@@ -53,18 +32,20 @@ class Records:
         self._sweeping: asyncio.TimerHandle | None = None
 
     def intent(
-        self, state: ClientState, exchange: Exchange, bindings: tuple[str, ...], secrets: tuple[str, ...]
+        self, state: ClientState, exchange: Exchange, bindings: tuple[str, ...], secrets: tuple[str, ...], marks: Marks
     ) -> int:
-        """Say that a request will be forwarded; returns the line's number."""
+        """Say that a request will be forwarded; returns the line's number, which is in what `marks` adds to it."""
         allow = exchange.allow
         return self.ledger.append(
             "intent",
+            lambda seq: {"ua_tag": marks.ua_tag(seq), "ids": marks.ids(seq)},
             **_run_fields(state),
             **_request_fields(exchange),
             verdict="allow",
             rule="" if allow is None else allow.rule,
             binding=",".join(bindings),
             secret=",".join(secrets),
+            cred_fp=exchange.cred_fp,
             pin=_pin(exchange),
             detail="" if exchange.target is None else exchange.target.note,
         )

@@ -13,6 +13,7 @@ from mitmproxy.options import Options
 from credgate.ca import Authority
 from credgate.errors import CredgateError
 from credgate.gateway import layers
+from credgate.gateway.capture import Fingerprints
 from credgate.gateway.crowd import Crowd
 from credgate.gateway.dial import Dialler, OwnAddresses
 from credgate.gateway.expiry import Expiry
@@ -25,6 +26,7 @@ from credgate.gateway.records import Records
 from credgate.gateway.steps import Timeouts
 from credgate.gateway.upstream import UpstreamTls
 from credgate.known import KnownValues
+from credgate.ledger import keys
 from credgate.ledger.record import LedgerError
 from credgate.runs import Listener, Run
 from rules.policy import Address
@@ -71,9 +73,10 @@ class Gateway:
         system_roots: Path | None = None,
         known: KnownValues | None = None,
     ) -> None:
-        """`resolve` raises OSError where a name has no address. Raises CredgateError without a system trust store.
+        """`resolve` raises OSError where a name has no address.
 
-        `known` gets every value that is fetched here, and is what is looked for in requests and answers.
+        `known` gets every value that is fetched here, and is what is looked for in requests and answers. Raises
+        CredgateError without a system trust store, PlaceError where the key of fingerprints is not ours alone.
         """
         self.known = known or KnownValues()
         limits = timeouts or Timeouts()
@@ -87,7 +90,13 @@ class Gateway:
             bundle=str(upstream.bundle),
         )
         self._hooks = Hooks(
-            judge=Judge(records=Records(ledger), vault=vault, dialler=dialler, known=self.known),
+            judge=Judge(
+                records=Records(ledger),
+                fingerprints=Fingerprints.load(keys.beside(ledger.directory)),
+                vault=vault,
+                dialler=dialler,
+                known=self.known,
+            ),
             authority=authority,
             upstream=upstream,
             timeouts=limits,

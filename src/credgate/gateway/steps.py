@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from credgate.gateway import standing, waiting
+from credgate.gateway.capture import collect_ids
 from credgate.gateway.exchange import ClientState, Exchange, Key
 from credgate.gateway.judge import Judge
-from credgate.gateway.records import collect_ids
 from credgate.gateway.refusal import HEADER, Refusal, deny
 from credgate.gateway.waiting import BodyWanted
 from credgate.ledger.record import LedgerError

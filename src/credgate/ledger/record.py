@@ -81,14 +81,14 @@ FIELDS: Mapping[str, Kind] = {
     "binding": Text(),
     "counters": Pairs(count=12, cap=24),  # of off_route: packets by the counter's name
     "count": Number(),  # of what an aggregated line stands for; OutNoRoutes of off_route
-    "cred_fp": Text(),
+    "cred_fp": Text(cap=512),  # of each secret that was put in, see rules.fingerprint
     "detail": Text(cap=1024),  # one sentence for people
     "filter_kills": Number(),  # of off_route: processes that SIGSYS ended and pid 1 reaped
     "frontier": Texts(count=48, cap=44),  # of checkpoint: roots of the complete subtrees so far, base64
     "guards": Texts(count=104, cap=36),  # of proof: "GUARD=STATE"
     "host": Text(cap=320),
     "http_version": Text(cap=32),
-    "ids": Pairs(count=8, cap=160),  # the target's own request ids, by header name
+    "ids": Pairs(count=20, cap=256),  # by header name: of intent those we sent, of outcome the target's own
     "intent_seq": Number(),
     "length": Number(),  # of recovered: bytes moved away
     "limits": Texts(count=8, cap=56),  # of run.start: "LIMIT=MECHANISM"

@@ -10,7 +10,7 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
@@ -31,6 +31,8 @@ from credgate.paths import PlaceError, open_private, sync_dir
 __all__ = ["Ledger", "SystemCalls", "host_clock"]
 
 log = logging.getLogger(__name__)
+
+type Numbered = Callable[[int], Mapping[str, object]]
 
 _HINT = "free the disk or mend it, see `credgate log verify`, then start the gateway again"
 
@@ -133,9 +135,10 @@ class Ledger:
         """The error that closed the ledger for good, if there was one."""
         return self._error
 
-    def append(self, ev: str, **fields: object) -> int:
+    def append(self, ev: str, numbered: Numbered | None = None, /, **fields: object) -> int:
         """Write one line and return its sequence number once write(2) has taken it whole.
 
+        `numbered` gives more fields, made of that number; it is called once, while nobody else may write.
         Raises LedgerError when it can't be written (then and for ever after), TypeError for a field that
         record.FIELDS doesn't know or of a wrong type (nothing is written, the ledger stays open).
         """
@@ -144,14 +147,16 @@ class Ledger:
             self._check()
             stamp = self._clock()
             if not self._is_over(stamp):
-                return self._put(ev, cleaned, stamp)
+                return self._put(ev, cleaned, stamp, numbered)
         with self._sync_lock, self._write_lock:
             self._check()
             if self._is_over(stamp):  # another thread may have been faster
                 self._turn(stamp)
-            return self._put(ev, cleaned, stamp)
+            return self._put(ev, cleaned, stamp, numbered)
 
-    def _put(self, ev: str, cleaned: Mapping[str, object], stamp: Stamp) -> int:
+    def _put(self, ev: str, cleaned: Mapping[str, object], stamp: Stamp, numbered: Numbered | None = None) -> int:
+        if numbered is not None:
+            cleaned = {**cleaned, **clean_fields(ev, numbered(self._head.seq + 1))}
         line, head = link(self._head, ev, cleaned, stamp)
         self._write(line)
         self._took(line, head, stamp)
@@ -172,11 +177,7 @@ class Ledger:
 
     def _turn(self, stamp: Stamp) -> None:
         """Go on in a new segment, whose name and header are on the disk before another line. Both locks are held."""
-        try:
-            self._calls.fdatasync(self._fd)
-        except OSError as error:
-            raise self._break("sync", error) from error
-        self._synced = self._head.seq
+        self._to_disk()
         ended = self._snapshot(END)
         path = self._directory / segment_name(self._number + 1)
         try:
@@ -190,6 +191,14 @@ class Ledger:
         finally:
             os.close(old)
         self._checkpoints.add(ended)
+
+    def _to_disk(self) -> None:
+        """Put all lines so far on the disk. Both locks are held."""
+        try:
+            self._calls.fdatasync(self._fd)
+        except OSError as error:
+            raise self._break("sync", error) from error
+        self._synced = self._head.seq
 
     def _head_segment(self, stamp: Stamp) -> None:
         """Write a segment's first line, which says all that the lines before it come to, and put it on the disk."""
@@ -374,11 +383,7 @@ class Ledger:
     def _end(self) -> None:
         with self._sync_lock, self._write_lock:
             self._put("final", {}, self._clock())
-            try:
-                self._calls.fdatasync(self._fd)
-            except OSError as error:
-                raise self._break("sync", error) from error
-            self._synced = self._head.seq
+            self._to_disk()
             self._checkpoints.add(self._snapshot(FINAL))
 
     def _release(self) -> None:
