@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Mapping
 
+from rules.load_signing import AWS_SECRET_ENV
 from rules.placeholders import make_decoy
 from rules.policy import Policy
 
@@ -17,8 +18,14 @@ def decoys_of(policy: Policy, role: str) -> dict[str, str]:
 
 def decoy_environment(policy: Policy, decoys: Mapping[str, str]) -> dict[str, str]:
     """The decoys by the environment variable that the policy names for each."""
-    named = ((policy.bindings[name].placeholder, value) for name, value in decoys.items())
-    return {placeholder.env: value for placeholder, value in named if placeholder}
+    env: dict[str, str] = {}
+    for name, value in decoys.items():
+        binding = policy.bindings[name]
+        if binding.placeholder is not None:
+            env[binding.placeholder.env] = value
+        if binding.sign is not None:  # the SDKs want a pair; with what the client signs is nobody's business
+            env[AWS_SECRET_ENV] = f"{value}{value}".ljust(40, "0")[:40]
+    return env
 
 
 def extra_ports(policy: Policy, role: str) -> list[int]:

@@ -12,7 +12,19 @@ from dataclasses import replace
 
 from rules.covers import covers_address, covers_host, covers_rule, overlaps, strictness
 from rules.intersect import least, least_budget, smaller, sternest
-from rules.policy import AllowRule, Binding, CorporateProxy, DenyRule, Endpoint, Mode, Policy, Role, Unlisted, Workdir
+from rules.policy import (
+    AllowRule,
+    Binding,
+    CorporateProxy,
+    DenyRule,
+    Endpoint,
+    Mode,
+    Policy,
+    Role,
+    Signing,
+    Unlisted,
+    Workdir,
+)
 from rules.problems import PolicyError, Problem
 from rules.tables import Report, join, show
 
@@ -158,6 +170,7 @@ def _check_binding(report: Report, policy: Policy, binding: Binding, ceiling: Po
         "endpoint": _same_target(target, endpoint),
         "place": (binding.place, binding.header) == (outer.place, outer.header),
         "format": binding.format == outer.format,
+        "sign": _sign_fits(binding.sign, outer.sign),
         "mode": binding.mode is outer.mode or outer.mode is Mode.OVERWRITE,
         "foreign": strictness(binding.foreign) <= strictness(outer.foreign),
         "response.set_cookie": binding.drop_set_cookie or not outer.drop_set_cookie,
@@ -172,6 +185,13 @@ def _check_binding(report: Report, policy: Policy, binding: Binding, ceiling: Po
         if rule.id in binding.rules and not _covered(rule, bound):
             message = f"no single rule that the ceiling binds covers the rule {show(rule.id)}"
             report.add(f"{where}.rules", message, _HINT)
+
+
+def _sign_fits(inner: Signing | None, outer: Signing | None) -> bool:
+    """What the ceiling leaves to the client may be said; what it says stays as it is."""
+    if inner is None or outer is None:
+        return inner is outer
+    return all(theirs in ("", mine) for mine, theirs in ((inner.service, outer.service), (inner.region, outer.region)))
 
 
 def _with_denies(endpoint: Endpoint, ceiling: Policy) -> Endpoint:

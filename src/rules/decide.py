@@ -11,11 +11,11 @@ that has one is refused unless its endpoint says foreign = "allow".
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from rules import bodies
+from rules import bodies, sigv4
 from rules.credentials import credentials_of, fold_name
 from rules.decoys import holds_decoy, misplaced
 from rules.hosts import AddressLiteral, HostError, is_metadata_name, labels_of, normalize_host
-from rules.inject import header_of
+from rules.inject import header_of, injected
 from rules.parse import bracketed
 from rules.paths import readings_of
 from rules.policy import AllowRule, Binding, DenyRule, Endpoint, Foreign, Policy
@@ -87,7 +87,23 @@ def _decide(policy: Policy, role: str, request: Request, decoys: Mapping[str, st
     allow = _bound(policy, role, bodied.matches)
     if isinstance(allow, Deny):
         return allow
-    return _check_credentials(request, replace(allow, body_max=bodied.need), decoys or {})
+    allow = _signed(request, replace(allow, body_max=bodied.need), decoys or {})
+    return allow if isinstance(allow, Deny) else _check_credentials(request, allow, decoys or {})
+
+
+def _signed(request: Request, allow: Allow, decoys: Mapping[str, str]) -> Allow | Deny:
+    """Where a binding signs: whether it can, and how much of a body it has to read first."""
+    if all(binding.sign is None for binding in allow.bindings):
+        return allow
+    signing = injected(request, allow, decoys)
+    missing = sigv4.why_not(request, allow.bindings, signing)
+    if missing:
+        return Deny(
+            reason=Reason.SIGNATURE_REFUSED,
+            message="The request is signed in a way that the gateway does not sign anew.",
+            hint=missing,
+        )
+    return replace(allow, body_max=max(allow.body_max, sigv4.needed(request, signing)))
 
 
 def decide_connect(policy: Policy, role: str, host: bytes, port: int) -> Tunnel | Deny:

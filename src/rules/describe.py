@@ -76,7 +76,9 @@ def _bounds(binding: Binding) -> str:
 
 
 def _place(binding: Binding) -> str:
-    return "basic" if binding.place == "basic" else f"header:{binding.header}"
+    if binding.sign is not None:
+        return f"sigv4 for {binding.sign.service or 'any service'} in {binding.sign.region or 'any region'}"
+    return f"header:{binding.header}" if binding.place == "header" else binding.place.value
 
 
 def _dialled(endpoint: Endpoint) -> Iterator[tuple[str, str]]:

@@ -29,6 +29,8 @@ __all__ = [
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "te", "upgrade", "http2-settings"})
 _FRAMING = frozenset({"content-length", "transfer-encoding"})
 _BASIC = re.compile(rb"\s*basic\s+(.*)", re.IGNORECASE | re.DOTALL)
+# Whose secret stands in no field: the gateway signs what this module made of the request, or shows a certificate.
+_ELSEWHERE = frozenset({PlaceKind.SIGV4, PlaceKind.CERTIFICATE})
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _DEFAULT_PORT = {"https": 443, "http": 80}
 
@@ -66,7 +68,9 @@ def rewrite(request: Request, allow: Allow, secrets: Mapping[str, str], decoys: 
     Raises InjectError where a needed secret is missing or cannot stand in its place; nothing may be sent then.
     """
     keep_credentials = allow.endpoint.foreign is Foreign.ALLOW and not allow.bindings
-    written = tuple((_wire_name(b), _value(b, secrets)) for b in injected(request, allow, decoys))
+    written = tuple(
+        (_wire_name(b), _value(b, secrets)) for b in injected(request, allow, decoys) if b.place not in _ELSEWHERE
+    )
     dropped = _named_by_connection(request) | {header_of(binding) for binding in allow.bindings}
     kept = [
         _canonical_host(request, name, value)
@@ -111,7 +115,7 @@ def basic_text(value: bytes) -> str:
 
 
 def _place_text(binding: Binding) -> str:
-    return "basic" if binding.place is PlaceKind.BASIC else f"header:{binding.header}"
+    return f"header:{binding.header}" if binding.place is PlaceKind.HEADER else binding.place.value
 
 
 def header_of(binding: Binding) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from rules import load_units
 from rules.credentials import CORRELATION_HEADERS, PROVENANCE_HEADERS
 from rules.envnames import ENV_NAME, refused
+from rules.load_signing import AWS_DECOY, load_signing
 from rules.placeholders import ShapeError, check_shape
 from rules.policy import Binding, Foreign, Mode, Placeholder, PlaceKind, Rate, SecretRule, SourceKind
 from rules.tables import NOT_YET, Table, closest, show
@@ -13,12 +14,12 @@ from rules.tables import NOT_YET, Table, closest, show
 SECRET_KEYS = ("source",)
 BINDING_KEYS = (
     *("secret", "endpoint", "rules", "place", "format", "mode", "placeholder", "foreign", "response"),
-    *("ttl", "max_uses", "rate"),
+    *("ttl", "max_uses", "rate", "sign"),
 )
 BINDING_LATER: tuple[str, ...] = ()
 _MAX_USES = 10**9
 SOURCES_LATER = ("command", "vault")
-PLACES_LATER = ("query", "cookie", "path", "json", "form", "sigv4")
+PLACES_LATER = ("query", "cookie", "path", "json", "form")
 
 # RFC 9110, 5.6.2, lower case, without "_": CGI and WSGI servers see no difference between it and "-"
 _TOKEN = re.compile(r"[!#$%&'*+.^`|~0-9a-z-]{1,64}")
@@ -82,12 +83,13 @@ def _binding(name: str, table: Table) -> Binding:
         header=header,
         format=_format(table, place, header),
         mode=mode,
-        placeholder=_placeholder(table, mode),
+        placeholder=_placeholder(table, mode, place),
         foreign=table.choice("foreign", Foreign, Foreign.STRIP, but=(Foreign.ALLOW,)),
         drop_set_cookie=_response(table),
         ttl=_ttl(table),
         max_uses=table.number("max_uses", 0, low=1, high=_MAX_USES) or None,
         rates=_rates(table),
+        sign=load_signing(table, place, mode),
     )
 
 
@@ -110,16 +112,18 @@ def _rates(table: Table) -> tuple[Rate, ...]:
 def _place(table: Table) -> tuple[PlaceKind, str]:
     text = table.text("place", required=True)
     kind, _, header = text.partition(":")
-    if text == "basic":
-        return PlaceKind.BASIC, "authorization"
+    if text in ("basic", "sigv4"):
+        return PlaceKind(text), "authorization"
+    if text == "certificate":
+        return PlaceKind.CERTIFICATE, ""
     if kind == "header":
         _check_header(table, header)
         return PlaceKind.HEADER, header
     if kind in PLACES_LATER:
         table.fault("place", f"not yet: the place {kind} is not built", 'use "header:NAME" or "basic"')
     elif text:
-        hint = closest(kind, ("header", "basic"))
-        table.fault("place", f'got {show(text)}, expected "header:NAME" or "basic"', hint)
+        hint = closest(kind, ("header", "basic", "sigv4", "certificate"))
+        table.fault("place", f'got {show(text)}, expected "header:NAME", "basic", "sigv4" or "certificate"', hint)
     return PlaceKind.HEADER, "authorization"
 
 
@@ -136,6 +140,8 @@ def _check_header(table: Table, header: str) -> None:
 
 def _format(table: Table, place: PlaceKind, header: str) -> str:
     """Read the format. Basic has no default: the user name differs from target to target."""
+    if place in {PlaceKind.SIGV4, PlaceKind.CERTIFICATE}:
+        return ""
     if place is PlaceKind.BASIC:
         text = table.text("format", required=True)
         if text and ":" not in text:
@@ -152,8 +158,10 @@ def _format(table: Table, place: PlaceKind, header: str) -> str:
     return text
 
 
-def _placeholder(table: Table, mode: Mode) -> Placeholder | None:
+def _placeholder(table: Table, mode: Mode, place: PlaceKind) -> Placeholder | None:
     written = table.has("placeholder")
+    if place is PlaceKind.SIGV4 and mode is Mode.PLACEHOLDER and not written:
+        return AWS_DECOY
     if mode is Mode.PLACEHOLDER and not written:
         hint = 'add: placeholder = { env = "GITHUB_TOKEN", shape = "ghp_{36}" }'
         table.fault("placeholder", 'missing, but mode is "placeholder"', hint)

@@ -110,6 +110,7 @@ def _parse(wire: Wire) -> Request:
         headers=wire.headers,
         encoded_slash=normal.encoded_slash,
         upgrade=_upgrade(wire),
+        has_body=wire.has_body,
     )
 
 

@@ -43,6 +43,8 @@ class PlaceKind(StrEnum):
 
     HEADER = "header"
     BASIC = "basic"
+    SIGV4 = "sigv4"  # AWS: not the secret goes there but a signature made with it
+    CERTIFICATE = "certificate"  # of the client, in the TLS handshake: no header carries it
 
 
 class Unlisted(StrEnum):
@@ -206,10 +208,23 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Signing:
+    """What an AWS signature is made for. "": the client's own, which is a label of the endpoint's host then.
+
+    `max`: bytes of a body that is read before it is signed, where the client does not say its hash.
+    """
+
+    service: str = ""
+    region: str = ""
+    max: int = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
     """A secret bound to rules of one endpoint. `header` lower case; `format` holds "{secret}" once.
 
-    For place "basic" `format` is the text before base64, "USER:{secret}".
+    For place "basic" `format` is the text before base64, "USER:{secret}". `sign` goes with place "sigv4" alone;
+    `header` is "" for place "certificate".
     """
 
     name: str
@@ -226,6 +241,7 @@ class Binding:
     ttl: int | None = None  # seconds from the start of a run
     max_uses: int | None = None  # requests of one run, its children included
     rates: tuple[Rate, ...] = ()  # all of them hold; the ceiling adds its own
+    sign: Signing | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ class Reason(StrEnum):
     QUERY_REFUSED = "query_refused"  # a query name that the rule does not list
     UPGRADE_REFUSED = "upgrade_refused"  # 426
     BODY_REFUSED = "body_refused"  # e.g. a body on GET
+    SIGNATURE_REFUSED = "signature_refused"  # an AWS signature of a kind that is not made anew
     BINDING_AMBIGUOUS = "binding_ambiguous"  # two bindings would write one place
     FOREIGN_CREDENTIAL = "foreign_credential"  # the client's own credential where the policy says deny
     PLACEHOLDER_MISPLACED = "placeholder_misplaced"  # a decoy in a credential place where it does not belong

@@ -47,6 +47,7 @@ class Request:
     headers: tuple[tuple[bytes, bytes], ...]
     encoded_slash: bool = False  # the path holds %2f; only a rule that says so allows it
     upgrade: str = ""  # lower-case protocol of an Upgrade header
+    has_body: bool = False
     body: bytes | None = field(default=None, repr=False)  # decoded; None: not read (yet)
 
 

@@ -16,6 +16,7 @@ from credgate.gateway.dial import Dialler
 from credgate.gateway.exchange import ClientState, Exchange, Key, Target
 from credgate.gateway.records import Records
 from credgate.gateway.refusal import deny
+from credgate.gateway.signing import signed, unfit
 from credgate.gateway.waiting import BodyWanted, ask
 from credgate.gateway.waiting import refused as body_refused
 from credgate.known import KnownValues
@@ -99,14 +100,14 @@ class Judge:
                 return target
             exchange.allow, exchange.target = allow, target
             exchange.pin = state.pins.get(target.key, "") or str(target.addresses[0])
-            out, bindings = await self._rewritten(state.run, exchange, request, allow)
+            out, bindings = await self._rewritten(state.run, exchange, request, allow, body)
             marks = marks_of(state.run.id, allow.endpoint, request, out)
             noted = await self._noted(state, exchange, marks, bindings, use)
             return replace(out, fields=marks.put(out.fields, exchange.intent_seq)) if noted is None else noted
         except SecretUnavailable as error:
             return deny(Reason.SECRET_UNAVAILABLE, f"{error.code}: {error.detail}")
         except InjectError as error:
-            return deny(Reason.SECRET_UNAVAILABLE, error.detail)
+            return unfit(error)
         except LedgerError:
             return deny(Reason.LEDGER_UNAVAILABLE)
 
@@ -157,7 +158,7 @@ class Judge:
         return secret
 
     async def _rewritten(
-        self, run: Run, exchange: Exchange, request: Request, allow: Allow
+        self, run: Run, exchange: Exchange, request: Request, allow: Allow, body: bytes | None
     ) -> tuple[Outgoing, Mapping[str, str]]:
         """What to send, and the secrets' names by binding of those that are in it."""
         bindings = {b.name: b.secret for b in injected(request, allow, run.decoys)}
@@ -165,7 +166,8 @@ class Judge:
         for name in dict.fromkeys(bindings.values()):
             values[name] = (await self._fetch(run, name)).reveal()
         exchange.cred_fp = self.fingerprints.of(allow.endpoint, request.host, values.values())
-        return rewrite(request, allow, values, run.decoys), bindings
+        out = rewrite(request, allow, values, run.decoys)
+        return signed(request, allow, out, values, run.decoys, body, self.known), bindings
 
     async def _noted(
         self,

@@ -40,6 +40,7 @@ _TELLS = frozenset(
         Reason.BODY_REFUSED,
         Reason.FOREIGN_CREDENTIAL,
         Reason.PLACEHOLDER_MISPLACED,
+        Reason.SIGNATURE_REFUSED,
     }
 )
 _MAX_HINT = 400  # a host has at most 253 characters
