@@ -5,15 +5,23 @@ from collections.abc import Mapping
 
 from rules.load_signing import AWS_SECRET_ENV
 from rules.placeholders import make_decoy
-from rules.policy import Policy
+from rules.policy import Placeholder, Policy
 
 ALWAYS_OPEN = frozenset({53, 80, 443})
 
 
 def decoys_of(policy: Policy, role: str) -> dict[str, str]:
-    """A fresh decoy for each binding of the role that has a placeholder, by binding name."""
+    """A fresh decoy for each binding of the role that has a placeholder, by binding name.
+
+    Bindings that sign with one secret have one decoy: the SDKs of AWS know one pair of keys.
+    """
     bindings = [policy.bindings[name] for name in policy.roles[role].bindings]
-    return {b.name: make_decoy(b.placeholder.shape, secrets.randbelow) for b in bindings if b.placeholder}
+    made = {b.name: make_decoy(b.placeholder.shape, secrets.randbelow) for b in bindings if b.placeholder}
+    shared: dict[tuple[str, Placeholder], str] = {}
+    for binding in bindings:
+        if binding.sign is not None and binding.placeholder is not None:
+            made[binding.name] = shared.setdefault((binding.secret, binding.placeholder), made[binding.name])
+    return made
 
 
 def decoy_environment(policy: Policy, decoys: Mapping[str, str]) -> dict[str, str]:

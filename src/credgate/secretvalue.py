@@ -1,10 +1,12 @@
 """A secret's value as a type that can't be printed, formatted, copied, pickled or put into the ledger."""
 
+import re
 from typing import NoReturn
 
 from credgate.errors import CredgateError
 
 MAX_VALUE = 64 * 1024  # bytes of UTF-8; longer than any header block a server takes
+_BLOCK = re.compile(r"(?:-----BEGIN [A-Z0-9 ]+-----\n|\{)[^\r\0]*[-}]\s*")  # PEM, or a JSON object: in no header
 _FORBIDDEN = {"\r": "CR", "\n": "LF", "\0": "NUL"}  # RFC 9110 5.5: each ends or splits a header field
 
 
@@ -18,7 +20,11 @@ class Secret:
     __slots__ = ("_value", "name")
 
     def __init__(self, name: str, value: str) -> None:
-        """Raise SecretUnavailable when `value` is empty, too long or holds CR, LF, NUL or a lone surrogate."""
+        """Raise SecretUnavailable when `value` is empty, too long or holds CR, LF, NUL or a lone surrogate.
+
+        LF may stand in PEM and in a JSON object: keys that are signed with. Where one is put into a header after all,
+        the rewrite refuses it.
+        """
         check_value(name, value)
         self.name = name
         self._value = value
@@ -46,7 +52,7 @@ class Secret:
 def check_value(name: str, value: str) -> None:
     """Raise SecretUnavailable unless `value` may be injected. The message never holds a part of it."""
     for char, word in _FORBIDDEN.items():
-        if char in value:
+        if char in value and not _BLOCK.fullmatch(value):
             raise _invalid(name, f"value holds {word}, which would split a header")
     if not value:
         raise _invalid(name, "value is empty")

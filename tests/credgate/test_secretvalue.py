@@ -129,3 +129,19 @@ def test_no_error_shows_a_part_of_a_refused_value(text: str):
     with pytest.raises(SecretUnavailable) as caught:
         check_value("n", value)
     assert caught.value.detail == "secret 'n': value holds CR, which would split a header"
+
+
+PEM = "-----BEGIN PRIVATE KEY-----\nMIIB\n-----END PRIVATE KEY-----"
+
+
+@pytest.mark.parametrize("value", [PEM, f"{PEM}\n{PEM}\n", '{\n "a": "b"\n}'])
+def test_keys_that_are_signed_with_have_lines(value: str):
+    assert Secret("x", value).reveal() == value
+
+
+@pytest.mark.parametrize(
+    "value", [f"x\n{PEM}", f"{PEM}\nx: y", PEM.replace("\n", "\r\n"), f"{PEM}\0-", "-----BEGIN\n-", '{\n"a"', "[\n]"]
+)
+def test_other_text_of_several_lines_is_refused(value: str):
+    with pytest.raises(SecretUnavailable, match="value holds"):
+        Secret("x", value)

@@ -339,7 +339,6 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "secret with a value": ("secret.s.value", "unknown key", MINIMAL + '[secret.s]\nsource = "env:S"\nvalue = "x"\n'),
     "no place": ("binding.b.place", "missing", MINIMAL + BOUND),
     "later place": ("binding.b.place", "not yet", MINIMAL + BOUND + 'place = "query:token"\n'),
-    "sigv4": ("binding.b.place", "not yet", MINIMAL + BOUND + 'place = "sigv4"\n'),
     "unknown place": ("binding.b.place", 'did you mean "header"?', MINIMAL + BOUND + 'place = "headr:x"\n'),
     "place host": ("binding.b.place", "carries no secret", MINIMAL + BOUND + 'place = "header:host"\n'),
     "place content-length": (

@@ -51,7 +51,7 @@ class Authority:
         self.ca.write_bytes(certificate.public_bytes(Encoding.PEM))
         self.ca.chmod(0o644)
 
-    def issue(self, host: str) -> KeyPair:
+    def issue(self, host: str, purpose: x509.ObjectIdentifier = ExtendedKeyUsageOID.SERVER_AUTH) -> KeyPair:
         """A leaf for `host`, and for loopback by name and address, so that no resolver is needed to try it."""
         key = ec.generate_private_key(ec.SECP256R1())
         loopback = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
@@ -61,7 +61,7 @@ class Authority:
             _dated(subject, self._subject, key.public_key())
             .add_extension(names, critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(self._public), critical=False)
             .sign(self._key, hashes.SHA256())

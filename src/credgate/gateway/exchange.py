@@ -8,6 +8,7 @@ from typing import cast
 
 from mitmproxy.http import HTTPFlow
 
+from credgate.gateway.clientcert import Identity
 from credgate.gateway.refusal import Refusal
 from credgate.runs import Listener, Run
 from credgate.secretvalue import Secret
@@ -18,8 +19,8 @@ from rules.verdict import Allow
 
 _META = "credgate"
 
-# mitmproxy's address of an upstream connection, by which it finds one to use again: endpoint and host, port. The
-# address that is dialled is not in it, and two endpoints never share a connection.
+# mitmproxy's address of an upstream connection, by which it finds one to use again: endpoint and host, port, and the
+# certificate that is shown. The address that is dialled is not in it, and two endpoints never share a connection.
 type Key = tuple[str, int]
 
 
@@ -32,6 +33,7 @@ class Target:
     addresses: tuple[Address, ...]  # the proxy's, where the endpoint goes through one
     note: str = field(default="", compare=False)  # what changed since the host was looked up last
     secret: Secret | None = field(default=None, compare=False)  # the proxy's
+    client: Identity | None = None  # what the gateway shows in the TLS handshake
 
     def pin(self, address: str) -> str:
         """What the ledger says of where it goes: through a proxy the address is nobody's here."""
@@ -40,7 +42,8 @@ class Target:
     @property
     def key(self) -> Key:
         """How mitmproxy knows it."""
-        return (f"{self.endpoint.name} {self.host}", self.endpoint.port)
+        shown = "" if self.client is None else f" {self.client.sha256}"
+        return (f"{self.endpoint.name} {self.host}{shown}", self.endpoint.port)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

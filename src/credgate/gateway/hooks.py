@@ -228,7 +228,7 @@ class Hooks:
         if alpn.decode() not in target.endpoint.alpn and alpn == b"h2":
             raise RuntimeError("HTTP/2 was not offered for this endpoint")
         try:
-            start.ssl_conn = self.upstream.connection(target.endpoint, target.host, alpn)
+            start.ssl_conn = self.upstream.connection(target.endpoint, target.host, alpn, target.client)
         except CredgateError as error:  # a CA file that is gone; without a connection there is no handshake
             handler.state.blame(target.key, Reason.UPSTREAM_TLS, error.detail)
             handler.drop(start.conn)

@@ -11,6 +11,7 @@ from mitmproxy.http import Headers, HTTPFlow
 
 from credgate.gateway import standing
 from credgate.gateway.capture import Fingerprints, marks_of
+from credgate.gateway.clientcert import Identity, certificate_of, parse_identity
 from credgate.gateway.decoded import Undecodable, decoded
 from credgate.gateway.dial import Dialler
 from credgate.gateway.exchange import ClientState, Exchange, Key, Target
@@ -135,15 +136,22 @@ class Judge:
     async def _target(
         self, state: ClientState, allow: Allow, request: Request, connected: frozenset[Key]
     ) -> Target | Deny:
+        shown = await self._certificate(state.run, allow)
         for known in state.targets.values():
-            if known.key in connected and known.endpoint == allow.endpoint and known.host == request.host:
+            same = known.endpoint == allow.endpoint and known.host == request.host and known.client == shown
+            if known.key in connected and same:
                 return known
         target = await self.dialler.target(allow.endpoint, request.host, await self._proxy_secret(state.run, allow))
         if isinstance(target, Target):
+            target = replace(target, client=shown)
             if len(state.targets) >= _MAX_TARGETS:  # a wildcard host has names without end
                 state.targets = {key: kept for key, kept in state.targets.items() if key in connected}
             state.targets[target.key] = target
         return target
+
+    async def _certificate(self, run: Run, allow: Allow) -> Identity | None:
+        binding = certificate_of(allow)
+        return None if binding is None else parse_identity(await self._fetch(run, binding.secret))
 
     async def _proxy_secret(self, run: Run, allow: Allow) -> Secret | None:
         proxy = allow.endpoint.proxy

@@ -43,6 +43,7 @@ class Owned:
             same
             and mine.endpoint == target.endpoint
             and mine.host == target.host
+            and mine.client == target.client
             and pin in {str(address) for address in target.addresses}
         )
 

@@ -9,9 +9,10 @@ from credgate.gateway.refusal import deny
 from credgate.gateway.waiting import refused
 from credgate.known import KnownValues
 from rules import sigv4
-from rules.inject import InjectError, Outgoing, injected
+from rules.inject import injected
+from rules.problems import InjectError
 from rules.reasons import Reason
-from rules.request import Request
+from rules.request import Outgoing, Request
 from rules.verdict import Allow, Deny
 
 

@@ -11,6 +11,7 @@ from OpenSSL import SSL
 from OpenSSL.crypto import X509
 
 from credgate.errors import CredgateError
+from credgate.gateway.clientcert import Identity
 from credgate.trust import BUNDLES
 from rules.policy import Endpoint
 
@@ -18,7 +19,7 @@ _MAX_CONTEXTS = 256
 _CA_HINT = "see `ca` of the endpoint in the policy"
 
 
-type _Key = tuple[Stamp, Stamp, bytes, bool]
+type _Key = tuple[Stamp, Stamp, bytes, bool, Identity | None]
 type Stamp = tuple[str, int, int, int]
 
 
@@ -54,9 +55,9 @@ class UpstreamTls:
         """The system's bundle."""
         return self._bundle
 
-    def connection(self, endpoint: Endpoint, host: str, alpn: bytes) -> SSL.Connection:
+    def connection(self, endpoint: Endpoint, host: str, alpn: bytes, client: Identity | None = None) -> SSL.Connection:
         """Start a client side that asks for `host` and takes a certificate for `host` only. Raises CredgateError."""
-        connection = SSL.Connection(self._context(endpoint.ca, alpn, bool(endpoint.spki)))
+        connection = SSL.Connection(self._context(endpoint.ca, alpn, bool(endpoint.spki), client))
         connection.set_app_data(_Keys(endpoint.spki))
         name = host.encode("ascii")
         connection.set_tlsext_host_name(name)
@@ -71,11 +72,14 @@ class UpstreamTls:
         connection.set_connect_state()
         return connection
 
-    def _context(self, ca: str, alpn: bytes, keys: bool) -> SSL.Context:
-        key = (stamp(str(self._bundle)), stamp(ca), alpn, keys)
+    def _context(self, ca: str, alpn: bytes, keys: bool, client: Identity | None) -> SSL.Context:
+        key = (stamp(str(self._bundle)), stamp(ca), alpn, keys, client)
         context = self._contexts.get(key)
         if context is None:
-            context = self._contexts[key] = self._build(ca, alpn, keys)
+            context = self._build(ca, alpn, keys)
+            if client is not None:
+                client.put_into(context)
+            self._contexts[key] = context
             if len(self._contexts) > _MAX_CONTEXTS:
                 self._contexts.popitem(last=False)
         return context
