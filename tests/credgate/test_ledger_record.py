@@ -151,6 +151,28 @@ def test_canonical_form_is_the_one_of_rfc_8785():
     assert canonical({"b": 1, "a": {"d": "é\\x00", "c": []}}) == '{"a":{"c":[],"d":"é\\\\x00"},"b":1}'.encode()
 
 
+_ANY_TEXT = st.text(alphabet=st.characters(exclude_categories=()), max_size=20)
+_ANY_VALUE = st.recursive(
+    st.one_of(_ANY_TEXT, st.integers(0, MAX_INT)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(_ANY_TEXT, inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(_ANY_TEXT, _ANY_VALUE, max_size=6))
+def test_canonical_form_is_the_one_that_anybodys_json_gives(record: dict[str, object]):
+    def theirs() -> bytes:
+        return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+    try:
+        expected = theirs()
+    except UnicodeEncodeError:
+        with pytest.raises(UnicodeEncodeError):
+            canonical(record)
+    else:
+        assert canonical(record) == expected
+
+
 def test_docs_list_every_field_and_event():
     text = Path(__file__).parents[2].joinpath("docs/ledger.md").read_text()
     assert [f for f in sorted(FIELDS.keys() | OWN_FIELDS) if f"`{f}`" not in text] == []

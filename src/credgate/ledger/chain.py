@@ -5,11 +5,12 @@
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NoReturn
+
+import msgspec
 
 from credgate.ledger.record import MAX_INT, MAX_LINE, OWN_FIELDS, VERSION, Stamp, canonical
 
@@ -80,10 +81,8 @@ def parse_line(line: bytes) -> dict[str, object]:
 
 def _parse(line: bytes) -> dict[str, object]:
     try:
-        record = json.loads(line.decode("utf-8", "strict"), parse_float=_no_float, parse_constant=_no_float)
-        # a surrogate written as \udc80 parses, and can't be encoded again
-        canonical(record)
-    except (ValueError, RecursionError) as error:
+        record = _DECODER.decode(line)
+    except (ValueError, RecursionError, msgspec.DecodeError) as error:
         raise LineFault(Fault.UNPARSABLE, "line is not JSON") from error
     if not isinstance(record, dict):
         raise LineFault(Fault.UNPARSABLE, "line is not a JSON object")
@@ -92,6 +91,9 @@ def _parse(line: bytes) -> dict[str, object]:
 
 def _no_float(text: str) -> NoReturn:
     raise ValueError(f"not a whole number: {text}")
+
+
+_DECODER: msgspec.json.Decoder[object] = msgspec.json.Decoder(float_hook=_no_float)
 
 
 def _check_shape(record: Mapping[str, object]) -> None:

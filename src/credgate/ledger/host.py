@@ -28,11 +28,15 @@ def host_clock() -> Clock:
     except OSError as error:
         raise LedgerError("no_boot_id", f"can't read {_BOOT_ID}: {error.strerror}", "mount /proc") from error
 
+    this_second = (0, "")  # the text of a second, which many lines share
+
     def now() -> Stamp:
+        nonlocal this_second
         seconds, nanos = divmod(time.time_ns(), 10**9)
-        moment = datetime.fromtimestamp(seconds, UTC).replace(microsecond=nanos // 1000)
-        return Stamp(
-            ts=moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ"), boot=boot, mono_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        )
+        known, text = this_second
+        if known != seconds:
+            text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+            this_second = (seconds, text)
+        return Stamp(ts=f"{text}.{nanos // 1000:06d}Z", boot=boot, mono_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME))
 
     return now
