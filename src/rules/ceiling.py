@@ -173,6 +173,7 @@ def _check_binding(report: Report, policy: Policy, binding: Binding, ceiling: Po
         "sign": _sign_fits(binding.sign, outer.sign),
         "mode": binding.mode is outer.mode or outer.mode is Mode.OVERWRITE,
         "foreign": strictness(binding.foreign) <= strictness(outer.foreign),
+        "response.scrub": binding.scrub or not outer.scrub,
         "response.set_cookie": binding.drop_set_cookie or not outer.drop_set_cookie,
     }
     for key, fits in facts.items():

@@ -9,7 +9,7 @@ from rules.envnames import ENV_NAME, refused
 from rules.load_signing import AWS_DECOY, load_signing
 from rules.placeholders import ShapeError, check_shape
 from rules.policy import Binding, Foreign, Mode, Placeholder, PlaceKind, Rate, SecretRule, SourceKind
-from rules.tables import NOT_YET, Table, closest, show
+from rules.tables import Table, closest, show
 
 SECRET_KEYS = ("source",)
 BINDING_KEYS = (
@@ -73,6 +73,7 @@ def load_bindings(tables: Mapping[str, Table]) -> dict[str, Binding]:
 
 def _binding(name: str, table: Table) -> Binding:
     place, header = _place(table)
+    scrub, drop_set_cookie = _response(table)
     mode = table.choice("mode", Mode, Mode.OVERWRITE)
     return Binding(
         name=name,
@@ -85,7 +86,8 @@ def _binding(name: str, table: Table) -> Binding:
         mode=mode,
         placeholder=_placeholder(table, mode, place),
         foreign=table.choice("foreign", Foreign, Foreign.STRIP, but=(Foreign.ALLOW,)),
-        drop_set_cookie=_response(table),
+        scrub=scrub,
+        drop_set_cookie=drop_set_cookie,
         ttl=_ttl(table),
         max_uses=table.number("max_uses", 0, low=1, high=_MAX_USES) or None,
         rates=_rates(table),
@@ -192,12 +194,11 @@ def _shape(table: Table) -> str:
     return text
 
 
-def _response(table: Table) -> bool:
-    """Read `response`; return whether Set-Cookie is dropped."""
+def _response(table: Table) -> tuple[bool, bool]:
+    """Read `response`; return whether answers are scrubbed, and whether Set-Cookie is dropped."""
     inner = table.table("response", known=("scrub", "set_cookie"))
-    if inner.flag("scrub", default=False):
-        inner.fault("scrub", NOT_YET, "write scrub = false: responses are passed as they are")
+    scrub = inner.flag("scrub", default=True)
     word = inner.text("set_cookie", "drop")
     if word not in ("drop", "keep"):
         inner.fault("set_cookie", f'got {show(word)}, expected "drop" or "keep"', closest(word, ("drop", "keep")))
-    return word != "keep"
+    return scrub, word != "keep"

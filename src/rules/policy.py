@@ -237,6 +237,7 @@ class Binding:
     mode: Mode = Mode.OVERWRITE
     placeholder: Placeholder | None = None
     foreign: Foreign = Foreign.STRIP
+    scrub: bool = True  # answers are searched for secrets
     drop_set_cookie: bool = True
     ttl: int | None = None  # seconds from the start of a run
     max_uses: int | None = None  # requests of one run, its children included

@@ -24,6 +24,7 @@ class Reason(StrEnum):
     BINDING_AMBIGUOUS = "binding_ambiguous"  # two bindings would write one place
     FOREIGN_CREDENTIAL = "foreign_credential"  # the client's own credential where the policy says deny
     PLACEHOLDER_MISPLACED = "placeholder_misplaced"  # a decoy in a credential place where it does not belong
+    SECRET_MISPLACED = "secret_misplaced"  # a real secret on its way out, elsewhere than at its place
     SECRET_UNAVAILABLE = "secret_unavailable"
     ADDRESS_BLOCKED = "address_blocked"  # the name resolved to a closed range
     RESOLVE_FAILED = "resolve_failed"  # 502
@@ -32,6 +33,7 @@ class Reason(StrEnum):
     UPSTREAM_RESET = "upstream_reset"  # 502
     UPSTREAM_INVALID = "upstream_invalid"  # 502: not parseable, truncated
     UPSTREAM_TIMEOUT = "upstream_timeout"  # 504
+    RESPONSE_UNREADABLE = "response_unreadable"  # 502: can't be searched for secrets
     NOT_HTTP = "not_http"  # bytes in a tunnel that are not TLS or HTTP
     PROOF_MISSING = "proof_missing"  # the jail has not been shown yet
     REVOKED = "revoked"

@@ -19,7 +19,7 @@ from credgate.runs import Listener, Run
 from credgate.secretvalue import Secret, SecretUnavailable
 from rules.load import load_policy
 from rules.policy import Address, SecretRule
-from tests.credgate.h2_rig import H2Session
+from tests.credgate.h2_rig import H2Reply, H2Request, H2Session
 from tests.targets.pki import Authority as TargetCa
 
 SECRET = "ghp_realSecretValue0123456789abcdefghij"
@@ -73,6 +73,7 @@ class Target:
         self.sessions: list[H2Session] = []
         self.pace = 0.0
         self.answer_size = 0
+        self.reply: Callable[[H2Request], H2Reply] | None = None
         self.connections = 0
         self.closed = asyncio.Event()
         self.port = 0
@@ -105,7 +106,7 @@ class Target:
         writer.close()
 
     async def _serve_h2(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        session = H2Session(reader, writer, pace=self.pace, answer_size=self.answer_size)
+        session = H2Session(reader, writer, pace=self.pace, answer_size=self.answer_size, reply=self.reply)
         self.sessions.append(session)
         with contextlib.suppress(ConnectionError, ssl.SSLError):
             await session.run()

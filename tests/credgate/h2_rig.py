@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import h2.config
@@ -31,12 +32,29 @@ class H2Request:
         return [value for key, value in self.fields if key == name]
 
 
+@dataclass
+class H2Reply:
+    """What a target says: `pieces` are a DATA frame each, empty ones too."""
+
+    fields: Fields
+    pieces: list[bytes] = field(default_factory=list)
+    trailers: Fields = field(default_factory=list)
+    interim: Fields = field(default_factory=list)
+
+
 class H2Session:
     """One connection at a target: answers each request with "ok SIZE". `pace` delays the reading of bodies."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, pace: float = 0.0, answer_size: int = 0
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        pace: float = 0.0,
+        answer_size: int = 0,
+        reply: Callable[[H2Request], H2Reply] | None = None,
     ) -> None:
+        self._reply = reply
         self._reader, self._writer, self._pace, self._size = reader, writer, pace, answer_size
         self._conn = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False, **_RAW))
         self._open: dict[int, H2Request] = {}
@@ -65,6 +83,9 @@ class H2Session:
         elif isinstance(event, h2.events.StreamEnded):
             request = self._open.pop(event.stream_id)
             body = b"ok %d" % request.size
+            if self._reply is not None:
+                await self._say(event.stream_id, self._reply(request))
+                return
             if self._size:
                 await self._large(event.stream_id)
                 return
@@ -73,6 +94,22 @@ class H2Session:
             self._conn.send_headers(event.stream_id, fields, end_stream=head)
             if not head:
                 self._conn.send_data(event.stream_id, body, end_stream=True)
+
+    async def _say(self, stream: int, reply: H2Reply) -> None:
+        if reply.interim:
+            self._conn.send_headers(stream, reply.interim)
+        self._conn.send_headers(stream, reply.fields, end_stream=not (reply.pieces or reply.trailers))
+        for n, piece in enumerate(reply.pieces):
+            last = n == len(reply.pieces) - 1 and not reply.trailers
+            for at in range(0, len(piece) or 1, 16384):
+                part = piece[at : at + 16384]
+                while len(part) > self._conn.local_flow_control_window(stream):
+                    self._conn.receive_data(await self._reader.read(65536))
+                self._conn.send_data(stream, part, end_stream=last and at + 16384 >= len(piece))
+                self._writer.write(self._conn.data_to_send())
+                await self._writer.drain()
+        if reply.trailers:
+            self._conn.send_headers(stream, reply.trailers, end_stream=True)
 
     async def _large(self, stream: int) -> None:
         """Send `answer_size` bytes as the peer's windows and the socket take them."""
@@ -131,6 +168,8 @@ class H2Client:
                         if isinstance(event, h2.events.ResponseReceived):
                             found = dict(event.headers)
                             status = int(found[b":status"])
+                        elif isinstance(event, h2.events.TrailersReceived):
+                            found |= dict(event.headers)
                         elif isinstance(event, h2.events.DataReceived):
                             got += event.data
                             self.conn.acknowledge_received_data(event.flow_controlled_length, stream)

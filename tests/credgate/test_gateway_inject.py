@@ -131,7 +131,7 @@ def test_hop_by_hop_headers_stay_here(tmp_path: Path) -> None:
             for name in (b"connection", b"x-mine", b"proxy-authorization", b"proxy-connection", b"keep-alive"):
                 assert seen.values(name) == []
             assert seen.values(b"authorization") == [bearer()]
-            assert seen.values(b"accept-encoding") == [b"gzip, br"]
+            assert seen.values(b"accept-encoding") == [b"identity"]  # an answer in a coding could not be searched
 
     asyncio.run(main())
 

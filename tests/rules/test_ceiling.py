@@ -214,6 +214,11 @@ WIDER: dict[str, tuple[str, str, str]] = {
         'place = "header:authorization"\nformat = "token {secret}"',
         "binding.github.format",
     ),
+    "scrub": (
+        'place = "header:authorization"',
+        'place = "header:authorization"\nresponse.scrub = false',
+        "binding.github.response.scrub",
+    ),
     "set_cookie": (
         'place = "header:authorization"',
         'place = "header:authorization"\nresponse.set_cookie = "keep"',

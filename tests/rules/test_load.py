@@ -412,7 +412,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "injects there",
         MINIMAL + BINDING.replace(HOST, HOST + 'foreign = "allow"\n'),
     ),
-    "scrub": ("binding.b.response.scrub", "not yet", MINIMAL + BINDING + "response = { scrub = true }\n"),
+    "scrub": ("binding.b.response.scrub", "true or false", MINIMAL + BINDING + "response = { scrub = 1 }\n"),
     "set_cookie": (
         "binding.b.response.set_cookie",
         '"drop" or "keep"',

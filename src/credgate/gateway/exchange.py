@@ -8,6 +8,7 @@ from typing import cast
 
 from mitmproxy.http import HTTPFlow
 
+from credgate.gateway.cleaning import Cleaning
 from credgate.gateway.clientcert import Identity
 from credgate.gateway.refusal import Refusal
 from credgate.runs import Listener, Run
@@ -68,6 +69,8 @@ class Exchange:
     count: Callable[[bool, int], str] | None = field(default=None, repr=False)  # of a WebSocket: Steps.passed
     failure: Reason | None = None  # why the upstream gave no answer, or not a whole one
     why: str = ""  # more of it, for the ledger alone
+    cleaning: Cleaning | None = field(default=None, repr=False)  # of its answer, where that is searched
+    scrubbed: list[str] = field(default_factory=list)  # what was written over, in words of the ledger
     client_gone: bool = False
     finished: bool = False  # an outcome or a denial is in the ledger
     status: int = 0

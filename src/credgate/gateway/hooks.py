@@ -17,6 +17,7 @@ from OpenSSL import SSL
 
 from credgate.ca import Authority
 from credgate.errors import CredgateError
+from credgate.gateway.cleaning import Unreadable
 from credgate.gateway.exchange import ClientState, Exchange, Target, exchange_of
 from credgate.gateway.http1 import BadHead
 from credgate.gateway.judge import Judge, apply, wire_of
@@ -255,8 +256,13 @@ class Hooks:
         if fields is None:
             return
         response.headers = Headers(fields)
+        cleaning = exchange.cleaning
+        if cleaning is not None:
+            response.data.reason = cleaning.text(response.data.reason, "the reason phrase")
+            if cleaning.decodes and not exchange.h2:  # its length is not known any more
+                response.headers["transfer-encoding"] = "chunked"
         exchange.count = lambda outward, size: self.steps.passed(state, exchange, outward, size)
-        response.stream = lambda data: self._received(exchange, data)
+        response.stream = lambda data: self._received(handler, exchange, data)
         exchange.refusal = None
 
     async def response(self, handler: "GateHandler", flow: HTTPFlow) -> None:
@@ -266,6 +272,9 @@ class Hooks:
             return
         if exchange_of(flow).status == 101:
             return  # a WebSocket begins, and `socket_end` is its end
+        cleaning, answer = exchange_of(flow).cleaning, flow.response
+        if cleaning is not None and answer is not None and answer.trailers is not None:
+            answer.trailers = Headers(cleaning.fields(tuple(answer.trailers.fields), "the trailers"))
         self.steps.finish(handler.state, exchange_of(flow))
 
     async def socket_end(self, handler: "GateHandler", end: SocketEnd) -> None:
@@ -284,9 +293,17 @@ class Hooks:
         self._await_answer(handler, flow, exchange)
         return data
 
-    def _received(self, exchange: Exchange, data: bytes) -> bytes:
+    def _received(self, handler: "GateHandler", exchange: Exchange, data: bytes) -> list[bytes]:
+        """What of an answer's body goes on; no data is its end. Never b"", which would end it in chunks."""
+        cleaning = exchange.cleaning
+        if cleaning is not None:
+            try:
+                data = cleaning.feed(data) if data else cleaning.finish()
+            except Unreadable as why:
+                handler.end(Reason.RESPONSE_UNREADABLE, str(why))
+                return []
         self.steps.received(exchange, len(data))
-        return data
+        return [data] if data else []
 
     def _await_answer(self, handler: "GateHandler", flow: HTTPFlow, exchange: Exchange) -> None:
         connected = flow.server_conn.connected  # the connection may be another one by the time of the call

@@ -12,6 +12,7 @@ from mitmproxy.http import Headers, HTTPFlow
 from credgate.gateway import standing
 from credgate.gateway.capture import Fingerprints, marks_of
 from credgate.gateway.clientcert import Identity, certificate_of, parse_identity
+from credgate.gateway.cleaning import is_wanted, plainly
 from credgate.gateway.decoded import Undecodable, decoded
 from credgate.gateway.dial import Dialler
 from credgate.gateway.exchange import ClientState, Exchange, Key, Target
@@ -175,6 +176,8 @@ class Judge:
             values[name] = (await self._fetch(run, name)).reveal()
         exchange.cred_fp = self.fingerprints.of(allow.endpoint, request.host, values.values())
         out = rewrite(request, allow, values, run.decoys)
+        if is_wanted(run.policy, allow):
+            out = replace(out, fields=plainly(out.fields))
         return signed(request, allow, out, values, run.decoys, body, self.known), bindings
 
     async def _noted(

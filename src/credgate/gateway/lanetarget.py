@@ -1,12 +1,14 @@
 """The strict lane's side of the targets, and how it answers and ends: what `lane.Lane` is made on."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mitmproxy.connection import ConnectionState
 from mitmproxy.proxy import commands, events, layer
 from mitmproxy.proxy.context import Context
 
-from credgate.gateway.framing import Chunked, FramingError, UntilClose, chunk, response_body, tokens
+from credgate.gateway.cleaning import Unreadable
+from credgate.gateway.framing import Chunked, Counted, FramingError, UntilClose, chunk, response_body, tokens
 from credgate.gateway.head import HeadError, ResponseHead, cut, parse_response_head
 from credgate.gateway.link import Link
 from credgate.gateway.refusal import Refusal, deny
@@ -202,13 +204,16 @@ class TargetSide(layer.Layer):
         if fields is None:
             yield from self._no_answer(turn, Reason.UPSTREAM_INVALID)
             return
-        turn.answer, turn.chunked = body, isinstance(body, Chunked)
-        turn.keep = _persists(turn, head)
-        turn.exchange.refusal = None
-        held, turn.held = turn.held, b""
-        yield from self._download(turn, held, answer_bytes(turn, head, fields))
+        cleaning = turn.exchange.cleaning
+        turn.chunked = isinstance(body, Chunked)
+        if cleaning is not None:
+            head = replace(head, phrase=cleaning.text(head.phrase, "the reason phrase"))
+            turn.chunked |= cleaning.decodes and isinstance(body, Counted) and turn.head.version == b"HTTP/1.1"
+        turn.answer, turn.keep = body, _persists(turn, head)
+        held, turn.held, turn.unsent = turn.held, b"", answer_bytes(turn, head, fields)
+        yield from self._download(turn, held)
 
-    def _download(self, turn: Turn, data: bytes, head: bytes = b"") -> Commands:
+    def _download(self, turn: Turn, data: bytes) -> Commands:
         """Send what there is of the answer's body, behind its head; the last of it once its end is in the ledger."""
         body = turn.answer
         if body is None:
@@ -216,16 +221,42 @@ class TargetSide(layer.Layer):
         pieces, rest = body.feed(data)
         if rest:
             turn.keep, turn.detail = False, "bytes behind the end of the answer"
-        self._steps.received(turn.exchange, sum(map(len, pieces)))
-        out = head + (chunk(pieces, last=body.done) if turn.chunked else b"".join(pieces))
-        if body.done:
-            self._steps.finish(self._state, turn.exchange, detail=turn.detail)
-        if out:
-            yield from self._send(out)
+        try:
+            yield from self._pass(turn, pieces, last=body.done)
+        except Unreadable as why:
+            yield from self._unreadable(turn, str(why))
+            return
         if body.fault is not None:
             yield from self._truncated(turn)
         elif body.done:
             yield from self._done(turn)
+
+    def _pass(self, turn: Turn, pieces: list[bytes], *, last: bool) -> Commands:
+        """Send pieces of an answer's body as far as they may go. Raises Unreadable; nothing of them is sent then."""
+        cleaning = turn.exchange.cleaning
+        if cleaning is not None:
+            clean = cleaning.feed(b"".join(pieces)) + (cleaning.finish() if last else b"")
+            pieces = [clean] if clean else []
+            if cleaning.decodes and turn.unsent and not (pieces or last):
+                return
+        self._steps.received(turn.exchange, sum(map(len, pieces)))
+        head, turn.unsent, turn.exchange.refusal = turn.unsent, b"", None
+        out = head + (chunk(pieces, last=last) if turn.chunked else b"".join(pieces))
+        if last:
+            self._steps.finish(self._state, turn.exchange, detail=turn.detail)
+        if out:
+            yield from self._send(out)
+
+    def _unreadable(self, turn: Turn, detail: str) -> Commands:
+        """An answer turns out to be none that can be searched."""
+        turn.exchange.failure, turn.exchange.why = Reason.RESPONSE_UNREADABLE, detail
+        if turn.unsent:
+            turn.exchange.status, turn.exchange.refusal = 0, None
+            yield from self._no_answer(turn, Reason.RESPONSE_UNREADABLE)
+        elif isinstance(turn.answer, UntilClose):  # a FIN would be its proper end
+            self._handler.end(Reason.RESPONSE_UNREADABLE, detail)
+        else:
+            yield from self._truncated(turn)
 
     def _done(self, turn: Turn) -> Commands:
         """An answer is whole and in the ledger."""
@@ -252,7 +283,15 @@ class TargetSide(layer.Layer):
             # a FIN would be the proper end of a body without length
             self._handler.end(turn.exchange.failure or Reason.UPSTREAM_RESET, "an answer without length was reset")
         else:
-            self._steps.finish(self._state, turn.exchange, detail=turn.detail)
+            yield from self._closed_well(turn)
+
+    def _closed_well(self, turn: Turn) -> Commands:
+        """An answer without length is whole."""
+        try:
+            yield from self._pass(turn, [], last=True)
+        except Unreadable as why:
+            yield from self._unreadable(turn, str(why))
+        else:
             yield from self._done(turn)
 
     def _truncated(self, turn: Turn) -> Commands:

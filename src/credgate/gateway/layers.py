@@ -143,6 +143,16 @@ class GateStream(mitm.HttpStream):
             return
         yield from super().state_consume_request_body(event)
 
+    def state_stream_response_body(self, event: events.Event) -> Commands:
+        """Pass an answer's body on. HTTP/2 may have empty parts, which would look like its end to who filters it."""
+        if not (isinstance(event, ResponseData) and not event.data):
+            yield from super().state_stream_response_body(event)
+
+    def state_stream_request_body(self, event: events.Event) -> Commands:
+        """Pass a request's body on, in the same way."""
+        if not (isinstance(event, RequestData) and not event.data):
+            yield from super().state_stream_request_body(event)
+
     def flow_done(self) -> Commands:
         """Begin the WebSocket that was agreed on; mitmproxy's own layer for it keeps whole messages."""
         exchange = exchange_of(self.flow)

@@ -64,7 +64,9 @@ class Records:
             run=state.run.id,
             intent_seq=exchange.intent_seq,
             reason=reason.value if reason else "",
-            detail=detail or exchange.why,
+            detail="; ".join(
+                filter(None, (detail or exchange.why, *(f"scrubbed: {what}" for what in exchange.scrubbed)))
+            ),
             pin=_pin(exchange),
             status=exchange.status or None,
             req_bytes=exchange.req_bytes,

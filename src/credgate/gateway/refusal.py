@@ -13,6 +13,7 @@ HEADER = b"credgate-verdict"
 _SENTENCES: dict[Reason, tuple[int, str]] = {
     Reason.MALFORMED: (400, "The request is not well-formed HTTP."),
     Reason.METADATA: (403, "Metadata addresses are closed."),
+    Reason.SECRET_MISPLACED: (403, "The request holds the value of a secret where it does not belong."),
     Reason.SECRET_UNAVAILABLE: (403, "The credential for this request is not available. Ask the user to set it."),
     Reason.ADDRESS_BLOCKED: (403, "The host resolves to an address that is closed."),
     Reason.RESOLVE_FAILED: (502, "The host could not be resolved."),
@@ -21,6 +22,7 @@ _SENTENCES: dict[Reason, tuple[int, str]] = {
     Reason.UPSTREAM_RESET: (502, "The host closed the connection without an answer."),
     Reason.UPSTREAM_INVALID: (502, "The host gave an answer that is not well-formed HTTP."),
     Reason.UPSTREAM_TIMEOUT: (504, "The host did not answer in time."),
+    Reason.RESPONSE_UNREADABLE: (502, "The host's answer could not be searched for secrets, so it is withheld."),
     Reason.NOT_HTTP: (400, "Only HTTP passes this gateway."),
     Reason.PROOF_MISSING: (403, "This run has not been proven confined yet."),
     Reason.REVOKED: (403, "The rights that this request needs have been revoked."),

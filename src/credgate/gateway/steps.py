@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from credgate.gateway import standing, waiting
 from credgate.gateway.capture import collect_ids
+from credgate.gateway.cleaning import Cleaning, Unreadable, is_wanted, named
 from credgate.gateway.exchange import ClientState, Exchange, Key
 from credgate.gateway.judge import Judge
 from credgate.gateway.refusal import HEADER, Refusal, deny
@@ -136,13 +137,38 @@ class Steps:
         request = exchange.request
         upgraded = status == 101 and request is not None and bool(request.upgrade) and accepts(request.headers, fields)
         if status < 200 and not upgraded:
-            exchange.refusal = Refusal(deny=deny(Reason.UPSTREAM_INVALID))
-            self.finish(state, exchange, reason=Reason.UPSTREAM_INVALID)
+            self._withhold(state, exchange, Reason.UPSTREAM_INVALID)
+            return None
+        try:
+            fields = self._cleaned(state, exchange, status, fields)
+        except Unreadable as why:
+            self._withhold(state, exchange, Reason.RESPONSE_UNREADABLE, str(why))
             return None
         exchange.status, exchange.ids = status, collect_ids(fields)
         drop = (_NEVER_BACK - {b"upgrade"}) if upgraded else _NEVER_BACK
         drop |= frozenset({b"set-cookie"}) if _drops_cookies(exchange) else frozenset()
         return tuple(f for f in fields if f[0].lower() not in drop)
+
+    def _withhold(self, state: ClientState, exchange: Exchange, reason: Reason, detail: str = "") -> None:
+        """An answer that may not pass: the client is told why."""
+        exchange.failure = reason
+        exchange.refusal = Refusal(deny=deny(reason))
+        self.finish(state, exchange, reason=reason, detail=detail)
+
+    def _cleaned(self, state: ClientState, exchange: Exchange, status: int, fields: Fields) -> Fields:
+        """An answer's headers without secrets, and how its body will be searched. Raises Unreadable."""
+        run, request, allow = state.run, exchange.request, exchange.allow
+        if request is None or allow is None or not is_wanted(run.policy, allow):
+            return fields
+
+        def report(secret: str, where: str) -> None:
+            found = f"{named(run.policy, secret)} in {where}"
+            exchange.scrubbed.append(found)
+            run.alarm("secret_scrubbed", f"{found} of the answer to {request.method} {request.host}")
+
+        exchange.cleaning = Cleaning.make(self.judge.known.table(), report)
+        bodiless = request.method == "HEAD" or status in (101, 204, 304)
+        return exchange.cleaning.head(status, fields, bodiless=bodiless)
 
     def passed(self, state: ClientState, exchange: Exchange, outward: bool, size: int) -> str:
         """Count bytes of a WebSocket, `outward` to the target. A text: they may not pass, and the socket ends."""

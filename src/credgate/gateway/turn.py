@@ -35,6 +35,7 @@ class Turn:
     interim: int = 0
     answer: Body | None = None  # set once the head of a final answer was taken
     chunked: bool = False  # the answer goes to the client in chunks
+    unsent: bytes = b""  # the head of an answer that waits until its coding is known to hold
     keep: bool = False  # the target keeps its connection
     detail: str = ""  # for the ledger
 

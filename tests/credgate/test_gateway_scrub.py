@@ -1,0 +1,412 @@
+"""Answers that hold a secret, in every lane: it reaches the client written over, or not at all."""
+
+import asyncio
+import base64
+import gzip
+import json
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import brotli
+import pytest
+
+from credgate.gateway.inflate import FLOOR
+from rules.needles import needles
+from rules.scrub import HEAD
+from tests.credgate.gateway_rig import POLICY, SECRET, Client, Rig, Seen, rig
+from tests.credgate.h2_rig import H2Client, H2Reply, H2Request
+
+if sys.version_info < (3, 14):
+    from backports import zstd
+else:
+    from compression import zstd
+
+WAYS = ("strict", "layers", "h2")
+BOTH = ("h2", "http/1.1")
+POLICY_H2 = POLICY.replace('alpn = ["http/1.1"]', 'alpn = ["h2", "http/1.1"]', 1)
+S = SECRET.encode()
+ECHO = b'{"you sent": "Bearer ' + S + b'"}'
+MASKED = ECHO.replace(S, b"*" * len(S))
+
+type Field = tuple[bytes, bytes]
+
+
+@dataclass(kw_only=True)
+class Said:
+    """What the target answers; HTTP/1.1 in chunks unless `framing` says otherwise."""
+
+    status: int = 200
+    phrase: bytes = b"OK"
+    fields: list[Field] = field(default_factory=list)
+    pieces: list[bytes] = field(default_factory=list)
+    trailers: list[Field] = field(default_factory=list)
+    interim: list[Field] = field(default_factory=list)
+    framing: str = "chunked"
+
+
+@dataclass(kw_only=True)
+class Got:
+    """What the client got: `all` is every byte, `ended` whether the answer was whole."""
+
+    status: int
+    body: bytes
+    all: bytes
+    whole: bool
+
+
+def h1(said: Said) -> bytes:
+    head = b"HTTP/1.1 %d %s\r\n" % (said.status, said.phrase)
+    lines = [n + b": " + v for n, v in said.fields]
+    body = b"".join(said.pieces)
+    if said.framing == "chunked":
+        lines.append(b"Transfer-Encoding: chunked")
+        trailers = b"".join(n + b": " + v + b"\r\n" for n, v in said.trailers)
+        body = b"".join(b"%x\r\n%s\r\n" % (len(p), p) for p in said.pieces if p) + b"0\r\n" + trailers + b"\r\n"
+    elif said.framing == "length":
+        lines.append(b"Content-Length: %d" % len(body))
+    interim = b""
+    if said.interim:
+        interim = b"HTTP/1.1 103 Early Hints\r\n" + b"".join(n + b": " + v + b"\r\n" for n, v in said.interim) + b"\r\n"
+    return interim + head + b"".join(line + b"\r\n" for line in lines) + b"\r\n" + body
+
+
+def serve(r: Rig, said: Said) -> None:
+    async def script(seen: Seen, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if seen.line.startswith(b"HEAD"):
+            writer.write(h1(said).partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
+            return
+        writer.write(h1(said))
+        if said.framing == "close":
+            await writer.drain()
+            writer.close()
+
+    def reply(_request: H2Request) -> H2Reply:
+        return H2Reply(
+            fields=[(b":status", b"%d" % said.status), *((n.lower(), v) for n, v in said.fields)],
+            pieces=said.pieces,
+            trailers=[(n.lower(), v) for n, v in said.trailers],
+            interim=[(b":status", b"103"), *said.interim] if said.interim else [],
+        )
+
+    r.good.script, r.good.reply = script, reply
+
+
+async def connection(r: Rig, way: str) -> Client:
+    client = await r.tunnel(alpn=BOTH if way == "h2" else ("http/1.1",))
+    if way == "layers":  # a handshake that is refused leaves the connection to mitmproxy's HTTP layers
+        refused = await client.get(
+            "/ok/a",
+            host=f"api.good.test:{r.direct}",
+            Upgrade="websocket",
+            Connection="upgrade",
+            Sec_WebSocket_Key=base64.b64encode(b"0123456789abcdef").decode(),
+            Sec_WebSocket_Version="13",
+        )
+        assert refused.status == 426
+    return client
+
+
+async def ask(r: Rig, way: str, *more: Field, method: bytes = b"GET") -> Got:
+    client = await connection(r, way)
+    host = b"api.good.test:%d" % r.direct
+    try:
+        if way == "h2":
+            pseudo = [(b":method", method), (b":scheme", b"https"), (b":authority", host), (b":path", b"/ok/a")]
+            answer = await H2Client(client.reader, client.writer).ask([*pseudo, *((n.lower(), v) for n, v in more)])
+            head = b"\n".join(n + b": " + v for n, v in answer.fields.items())
+            status = answer.status or int(answer.fields.get(b":status", b"0"))
+            return Got(status=status, body=answer.body, all=head + answer.body, whole=answer.status > 0)
+        lines = [method + b" /ok/a HTTP/1.1", b"Host: " + host, b"Connection: close", *(n + b": " + v for n, v in more)]
+        client.writer.write(b"\r\n".join(lines) + b"\r\n\r\n")
+        raw = await client.rest()
+        return h1_got(raw)
+    finally:
+        client.close()
+
+
+def h1_got(raw: bytes) -> Got:
+    head, _, rest = raw.partition(b"\r\n\r\n")
+    status = int(head.split()[1]) if head else 0
+    if b"transfer-encoding: chunked" not in head.lower():
+        return Got(status=status, body=rest, all=raw, whole=bool(head))
+    body = b""
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        if size == b"0":
+            return Got(status=status, body=body, all=raw, whole=True)
+        length = int(size, 16)
+        assert len(rest) >= length
+        body, rest = body + rest[:length], rest[length + 2 :]
+    return Got(status=status, body=body, all=raw, whole=False)
+
+
+def nothing_of_it(got: Got) -> bool:
+    """No spelling of the secret, nor its second half in any."""
+    return not any(form in got.all or form[len(form) // 2 :] in got.all for form in needles(SECRET))
+
+
+def with_rig(tmp_path: Path, main: Callable[[Rig], object], policy: str = POLICY_H2) -> None:
+    async def inner() -> None:
+        async with rig(tmp_path, policy=policy, alpn=BOTH) as r:
+            await main(r)  # type: ignore[misc]
+
+    asyncio.run(inner())
+
+
+def one(text: bytes) -> list[bytes]:
+    return [bytes([byte]) for byte in text]
+
+
+_GZ, _BR, _ZS = gzip.compress(ECHO), brotli.compress(ECHO), zstd.compress(ECHO)
+_RAW_DEFLATE = zlib.compressobj(wbits=-15)
+CODED: dict[str, tuple[bytes, bytes]] = {
+    "gzip": (b"gzip", _GZ),
+    "x-gzip": (b"x-gzip", _GZ),
+    "two members of gzip": (b"gzip", gzip.compress(ECHO[:30]) + gzip.compress(ECHO[30:])),
+    "deflate": (b"deflate", zlib.compress(ECHO)),
+    "deflate without zlib": (b"deflate", _RAW_DEFLATE.compress(ECHO) + _RAW_DEFLATE.flush()),
+    "br": (b"br", _BR),
+    "zstd": (b"zstd", _ZS),
+}
+# Each is answered with the whole, masked, in a 200.
+ECHOES: dict[str, Said] = {
+    "in chunks": Said(pieces=[ECHO]),
+    "of a length": Said(pieces=[ECHO], framing="length"),
+    "until the end": Said(pieces=[ECHO], framing="close"),
+    "byte by byte": Said(pieces=[ECHO[:30], *one(ECHO[30:])]),
+    "with empty parts": Said(pieces=[ECHO[:35], b"", ECHO[35:]]),
+    **{
+        f"{name}, {framing}": Said(fields=[(b"Content-Encoding", coding)], pieces=one(data), framing=framing)
+        for name, (coding, data) in CODED.items()
+        for framing in ("chunked", "length")
+    },
+    "gzip until the end": Said(fields=[(b"Content-Encoding", b"gzip")], pieces=[_GZ], framing="close"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_echoes_are_written_over(way: str, tmp_path: Path) -> None:
+    async def main(r: Rig) -> None:
+        wrong = {}
+        for name, said in ECHOES.items():
+            serve(r, said)
+            got = await ask(r, way)
+            masked = bytes(a if a == b else 42 for a, b in zip(got.body, ECHO, strict=False))
+            shown = sum(a == b for a, b in zip(got.body, ECHO, strict=False)) - (len(ECHO) - len(S))
+            fits = got.status == 200 and got.whole and got.body == masked and len(got.body) == len(ECHO)
+            if not (fits and nothing_of_it(got) and shown < HEAD) or b"content-encoding" in got.all.lower():
+                wrong[name] = got
+        assert not wrong
+        outcomes = r.records("outcome")
+        assert len(outcomes) == len(ECHOES)
+        assert {line["detail"] for line in outcomes} == {"scrubbed: secret 'token' (binding h2, token) in the body"}
+        assert S not in b"".join(f.read_bytes() for f in r.ledger_dir.iterdir())
+
+    with_rig(tmp_path, main)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_control_without_scrubbing_they_arrive(way: str, tmp_path: Path) -> None:
+    """The same echoes reach the client where the binding switches scrubbing off."""
+
+    async def main(r: Rig) -> None:
+        for name in ("in chunks", "of a length", "byte by byte"):
+            serve(r, ECHOES[name])
+            assert (await ask(r, way)).body == ECHO
+        serve(r, ECHOES["gzip, length"])
+        got = await ask(r, way, (b"Accept-Encoding", b"gzip"), (b"Range", b"bytes=0-9"))
+        assert got.body == _GZ
+        seen = r.good.sessions[-1].seen[-1] if way == "h2" else r.good.seen[-1]
+        assert (seen.values(b"accept-encoding"), seen.values(b"range")) == ([b"gzip"], [b"bytes=0-9"])
+        assert {line.get("detail", "") for line in r.records("outcome")} == {""}
+
+    off = POLICY_H2.replace("[binding.swap]", "response = {{ scrub = false }}\n[binding.swap]")
+    with_rig(tmp_path, main, off)
+
+
+HEADS: dict[str, Said] = {
+    "a header": Said(fields=[(b"X-Echo", b"Bearer " + S)], pieces=[b"ok"]),
+    "a header in base64": Said(fields=[(b"X-Echo", base64.b64encode(b"Bearer " + S + b"!"))], pieces=[b"ok"]),
+    "the name of a header": Said(fields=[(b"x-" + S.hex().encode(), b"1")], pieces=[b"ok"]),
+    "a redirect": Said(status=302, phrase=b"Found", fields=[(b"Location", b"/ok/b?k=" + S)], pieces=[b"ok"]),
+    "the reason phrase": Said(phrase=b"OK " + S, pieces=[b"ok"]),
+    "the request id": Said(fields=[(b"X-Request-Id", S)], pieces=[b"ok"]),
+    "a cookie": Said(fields=[(b"Set-Cookie", b"k=" + S)], pieces=[b"ok"]),
+    "a trailer": Said(fields=[(b"Trailer", b"X-Echo")], pieces=[b"ok"], trailers=[(b"X-Echo", S)]),
+    "early hints": Said(interim=[(b"link", b"</" + S + b">; rel=preload")], pieces=[b"ok"]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_heads_and_trailers(way: str, tmp_path: Path) -> None:
+    async def main(r: Rig) -> None:
+        wrong = {}
+        for name, said in HEADS.items():
+            serve(r, said)
+            got = await ask(r, way)
+            if not (got.status == said.status and got.body == b"ok" and got.whole and nothing_of_it(got)):
+                wrong[name] = got
+        assert not wrong
+        assert S not in b"".join(f.read_bytes() for f in r.ledger_dir.iterdir())
+
+    with_rig(tmp_path, main)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_control_heads_without_a_secret_pass(way: str, tmp_path: Path) -> None:
+    async def main(r: Rig) -> None:
+        serve(r, Said(fields=[(b"X-Echo", S[:-1])], pieces=[S[:-1]]))
+        got = await ask(r, way)
+        assert (got.status, got.body, got.all.count(S[:-1])) == (200, S[:-1], 2)
+
+    with_rig(tmp_path, main)
+
+
+BOMB = gzip.compress(bytes(16 * FLOOR))
+UNREADABLE: dict[str, Said] = {
+    "a coding nobody knows": Said(fields=[(b"Content-Encoding", b"foo")], pieces=[ECHO]),
+    "two codings": Said(fields=[(b"Content-Encoding", b"gzip, br")], pieces=[_GZ]),
+    "two headers of codings": Said(fields=[(b"Content-Encoding", b"gzip"), (b"Content-Encoding", b"br")], pieces=[_GZ]),
+    "a part": Said(status=206, phrase=b"Partial Content", fields=[(b"Content-Range", b"bytes 0-9/99")], pieces=[ECHO]),
+    "gRPC in gzip": Said(fields=[(b"Grpc-Encoding", b"gzip")], pieces=[ECHO]),
+}
+LYING: dict[str, Said] = {
+    "gzip that lies": Said(fields=[(b"Content-Encoding", b"gzip")], pieces=[ECHO]),
+    "gzip of a length that lies": Said(fields=[(b"Content-Encoding", b"gzip")], pieces=[ECHO], framing="length"),
+    "br that lies": Said(fields=[(b"Content-Encoding", b"br")], pieces=[ECHO]),
+    "zstd that lies": Said(fields=[(b"Content-Encoding", b"zstd")], pieces=[ECHO]),
+    "gzip until the end that lies": Said(fields=[(b"Content-Encoding", b"gzip")], pieces=[ECHO], framing="close"),
+    "an early end before any byte": Said(fields=[(b"Content-Encoding", b"gzip")], pieces=[_GZ[:12]]),
+    "bytes behind the end": Said(fields=[(b"Content-Encoding", b"gzip")], pieces=[_GZ + ECHO]),
+    "a bomb": Said(fields=[(b"Content-Encoding", b"gzip")], pieces=[BOMB]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_cannot_be_read_is_withheld(way: str, tmp_path: Path) -> None:
+    async def main(r: Rig) -> None:
+        wrong = {}
+        for name, said in (UNREADABLE | LYING).items():
+            serve(r, said)
+            got = await ask(r, way)
+            refused = got.status == 502 and json.loads(got.body)["error"]["code"] == "response_unreadable"
+            # HTTP/2 and mitmproxy's layers have sent the head before a body shows that it lies
+            ended = name in LYING and way != "strict" and not got.whole and len(got.body) <= FLOOR
+            if not (refused or ended) or not nothing_of_it(got):
+                wrong[name] = got
+        assert not wrong
+        assert {line["reason"] for line in r.records("outcome")} == {"response_unreadable"}
+
+    with_rig(tmp_path, main)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_is_asked_for_whole_and_plain(way: str, tmp_path: Path) -> None:
+    async def main(r: Rig) -> None:
+        serve(r, Said(pieces=[b"ok"]))
+        own = ((b"Accept-Encoding", b"gzip"), (b"Range", b"bytes=0-9"), (b"If-Range", b'"a"'), (b"A-IM", b"vcdiff"))
+        assert (await ask(r, way, *own)).body == b"ok"
+        seen = r.good.sessions[-1].seen[-1] if way == "h2" else r.good.seen[-1]
+        assert seen.values(b"accept-encoding") == [b"identity"]
+        assert [seen.values(name) for name in (b"range", b"if-range", b"a-im")] == [[], [], []]
+
+    with_rig(tmp_path, main)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_head_alone_may_name_a_coding(way: str, tmp_path: Path) -> None:
+    async def main(r: Rig) -> None:
+        serve(r, Said(fields=[(b"Content-Encoding", b"gzip")]))
+        got = await ask(r, way, method=b"HEAD")
+        assert (got.status, got.body, b"content-encoding: gzip" in got.all.lower()) == (200, b"", True)
+
+    with_rig(tmp_path, main)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_six_megabytes_with_echoes_all_over(way: str, tmp_path: Path) -> None:
+    """No size beyond which nobody looks."""
+
+    async def main(r: Rig) -> None:
+        filler = b"x" * 65521
+        serve(r, Said(pieces=[filler + ECHO] * 96))
+        got = await ask(r, way)
+        assert len(got.body) == 96 * (len(filler) + len(ECHO))
+        assert nothing_of_it(got)
+        assert got.body.count(MASKED[-len(S) :]) == 96
+
+    with_rig(tmp_path, main)
+
+
+def test_an_alarm_names_the_binding_and_not_the_value(tmp_path: Path) -> None:
+    async def main(r: Rig) -> None:
+        heard: list[tuple[str, str]] = []
+        r.run.alarm = lambda kind, detail: heard.append((kind, detail))
+        serve(r, Said(pieces=[ECHO, ECHO]))
+        assert S not in (await ask(r, "strict")).all
+        ((kind, detail),) = heard
+        assert kind == "secret_scrubbed"
+        assert detail == "secret 'token' (binding h2, token) in the body of the answer to GET api.good.test"
+
+    with_rig(tmp_path, main)
+
+
+def test_an_endpoint_without_a_binding_is_not_searched(tmp_path: Path) -> None:
+    """What it answers goes on as it came, coded too; nobody sent it a secret."""
+
+    async def main(r: Rig) -> None:
+        serve(r, Said(fields=[(b"Content-Encoding", b"gzip")], pieces=[_GZ], framing="length"))
+        client = await r.tunnel("up.good.test")
+        answer = await client.get("/a", host=f"up.good.test:{r.direct}", Accept_Encoding="gzip")
+        assert (answer.status, answer.body) == (200, _GZ)
+        assert r.good.seen[-1].values(b"accept-encoding") == [b"gzip"]
+
+    with_rig(tmp_path, main)
+
+
+def test_a_rule_without_a_binding_is_searched_where_its_endpoint_has_one(tmp_path: Path) -> None:
+    """The target knows the secret from other requests."""
+
+    async def main(r: Rig) -> None:
+        client = await r.tunnel()
+        host = f"api.good.test:{r.direct}"
+        serve(r, Said(pieces=[b"ok"]))
+        assert (await client.get("/ok/a", host=host)).body == b"ok"
+        serve(r, Said(pieces=[ECHO]))
+        assert (await client.get("/free/a", host=host)).body == MASKED
+        assert b"Bearer" not in r.good.seen[-1].raw
+
+    with_rig(tmp_path, main)
+
+
+def test_an_event_with_the_beginning_of_a_secret_does_not_wait(tmp_path: Path) -> None:
+    """Fewer than HEAD characters go on at once; more wait for what follows, and are written over."""
+
+    async def main(r: Rig) -> None:
+        more = asyncio.Event()
+
+        async def script(_seen: Seen, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+            for event in (b"data: " + S[: HEAD - 1], b"\n\ndata: " + S[:20]):
+                writer.write(b"%x\r\n%s\r\n" % (len(event), event))
+                await writer.drain()
+            await more.wait()
+            writer.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(S) - 20, S[20:]))
+
+        r.good.script = script
+        client = await connection(r, "strict")
+        client.writer.write(b"GET /ok/a HTTP/1.1\r\nHost: api.good.test:%d\r\n\r\n" % r.direct)
+        async with asyncio.timeout(5):
+            first = await client.reader.readuntil(b"\n\ndata: \r\n")
+        assert S[: HEAD - 1] in first
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await client.reader.readexactly(1)
+        more.set()
+        rest = await client.reader.readuntil(b"0\r\n\r\n")
+        assert b"*" * len(S) in rest
+
+    with_rig(tmp_path, main)
