@@ -16,7 +16,7 @@ _SAFE = ("~", "~/", "~!'()*", "~;/?:@&=+$,#!'()*", "*")
 # Sets that encoders of JSON write as \uXXXX beside what they must, and whether with capitals: none; Go and Rails; PHP
 # with its HEX flags; .NET.
 _JSON_SETS = (("", False), ("<>&", False), ("<>&", True), ("<>&'\"", True), ("<>&'\"+`", True))
-_JSON_SHORT = {'"': '\\"', "\\": "\\\\", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
+_JSON_SHORT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
 _HTML = tuple(
     str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': quotes, "'": apostrophe})
     for quotes in ("&quot;", "&#34;", '"')

@@ -65,8 +65,8 @@ def test_the_request_as_the_target_gets_it(tmp_path: Path) -> None:
                 b"X-Odd: spaced",
                 b"Accept: */*",
                 b"authorization: Bearer " + SECRET.encode(),
-                b"user-agent: " + tag.encode(),
                 b"accept-encoding: identity",
+                b"user-agent: " + tag.encode(),
             )
             assert r.good.raw == b"\r\n".join(lines) + b"\r\n\r\n"
 

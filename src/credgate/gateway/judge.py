@@ -11,8 +11,8 @@ from mitmproxy.http import Headers, HTTPFlow
 
 from credgate.gateway import standing
 from credgate.gateway.capture import Fingerprints, marks_of
-from credgate.gateway.clientcert import Identity, certificate_of, parse_identity
 from credgate.gateway.cleaning import is_wanted, plainly
+from credgate.gateway.clientcert import Identity, certificate_of, parse_identity
 from credgate.gateway.decoded import Undecodable, decoded
 from credgate.gateway.dial import Dialler
 from credgate.gateway.exchange import ClientState, Exchange, Key, Target
