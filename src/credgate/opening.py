@@ -13,7 +13,7 @@ from credgate.paths import Places
 from credgate.peer import Peer
 from credgate.policyfile import Effective
 from credgate.prepare import Asked, Network, children_offered, filter_of, jail_spec, program_digest
-from credgate.roleneeds import decoy_environment, decoys_of, extra_ports
+from credgate.roleneeds import decoy_environment, decoys_of, extra_ports, registry_environment
 from credgate.runs import Run
 from credgate.session import Session
 from credgate.trees import note_written
@@ -101,7 +101,7 @@ async def _session(
     caller = peer if parent is None else parent.caller
     network = Network(gateway=berth.gateway, jail=berth.jail, proxy_port=berth.proxy_port)
     decoys = decoys_of(policy, role.name)
-    named = decoy_environment(policy, decoys)
+    named = {**registry_environment(policy, role.name), **decoy_environment(policy, decoys)}
     # On a thread: it reads files of the host that an agent may have made slow or large.
     try:
         spec = await asyncio.to_thread(
@@ -140,6 +140,7 @@ async def _session(
         seccomp_sha256=filter_of(role).sha256,
         limits=list(held_by(base)),
         switches=list(role.switches()) or None,
+        registries=list(policy.registries()) or None,
     )
     await parts.ledger.durable(seq)
     session = Session(parts, peer, run, berth, spec, RunLimits(base, spec))

@@ -7,20 +7,24 @@ counts; when it can't be used that is an error, never a reason to take the next 
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from credgate.clientconfig import Caller
 from credgate.errors import CredgateError
 from credgate.paths import Places
 from credgate.policytrust import check_trusted
+from credgate.registries import resolve
+from credgate.trees import written_before
 from rules.ceiling import narrow
 from rules.load import MAX_BYTES, load_policy
 from rules.policy import Policy, Workdir
 from rules.problems import PolicyError, Problem
+from rules.registries import clients_of
 from rules.tables import closest
 from rules.tree_policy import check_tree_policy
 
@@ -45,11 +49,15 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A policy file that was opened and checked: absolute path, and the bytes that were read once."""
+    """A policy file that was opened and checked: absolute path, and the bytes that were read once.
+
+    `caller`: whose clients are asked for host_from.
+    """
 
     path: Path
     origin: Origin
     data: bytes
+    caller: Caller = field(default_factory=lambda: Caller(env={}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +113,7 @@ def find_for_run(asked: "Asked", places: Places, ceiling: Path = CEILING) -> Eff
         found = find_policy(
             explicit=asked.policy or None, env=asked.env, cwd=cwd, workdir=workdir, config_dir=places.config
         )
+        found = asked_by(found, asked.env, places, str(workdir))
         return effective(
             found,
             role=asked.role,
@@ -116,6 +125,12 @@ def find_for_run(asked: "Asked", places: Places, ceiling: Path = CEILING) -> Eff
     except CredgateError as error:
         error.exit_status = REFUSED
         raise
+
+
+def asked_by(found: Found, env: Mapping[str, str], places: Places, workdir: str = "") -> Found:
+    """The same file, with whose clients are asked. Neither `workdir` nor a tree that a jail wrote is believed."""
+    written = (*written_before(places), *([workdir] if workdir else []))
+    return replace(found, caller=Caller(env=env, written=tuple(os.path.realpath(tree) for tree in written)))
 
 
 def find_policy(*, explicit: str | None, env: Mapping[str, str], cwd: Path, workdir: Path, config_dir: Path) -> Found:
@@ -204,9 +219,13 @@ def _check_facts(path: Path, facts: os.stat_result, owners: frozenset[int]) -> N
 
 
 def load(found: Found) -> Policy:
-    """Return the policy of one file, judged alone. Raises PolicyInvalid with all faults."""
+    """Return the policy of one file, judged alone, its host_from resolved by asking the clients.
+
+    Raises PolicyInvalid with all faults, ClientError where a client can't be asked.
+    """
+    registries = resolve(clients_of(found.data), found.caller)
     try:
-        return load_policy(found.data, packs=shipped_packs(), base_dir=str(found.path.parent))
+        return load_policy(found.data, packs=shipped_packs(), base_dir=str(found.path.parent), registries=registries)
     except PolicyError as fault:
         raise PolicyInvalid(found.path, fault.problems) from fault
 
@@ -239,7 +258,7 @@ def untrusted(found: Found, *, role: str, ceiling: Path = CEILING) -> Effective:
     """As effective, without asking who could have written the file: for looking at it, not for a run."""
     policy = load(found)
     chosen = choose_role(policy, role)
-    above = read_ceiling(ceiling)
+    above = read_ceiling(ceiling, found.caller)
     return Effective(
         policy=policy if above is None else under_ceiling(found, policy, above),
         role=chosen,
@@ -281,11 +300,15 @@ def check_tree(found: Found, policy: Policy) -> None:
         raise PolicyInvalid(found.path, fault.problems) from fault
 
 
-def read_ceiling(path: Path) -> Policy | None:
-    """Return the ceiling, None where there is none. Raises PolicyUnsafe, PolicyInvalid: a broken one stops all."""
+def read_ceiling(path: Path, caller: Caller | None = None) -> Policy | None:
+    """Return the ceiling, None where there is none. Raises PolicyUnsafe, PolicyInvalid: a broken one stops all.
+
+    Its host_from means what the clients of `caller` are configured for, as that of the policy below it does.
+    """
     if not os.path.lexists(path):
         return None
-    return load(open_policy(path, Origin.FLAG, ROOT))
+    found = open_policy(path, Origin.FLAG, ROOT)
+    return load(found if caller is None else replace(found, caller=caller))
 
 
 def under_ceiling(found: Found, policy: Policy, above: Policy) -> Policy:

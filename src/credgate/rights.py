@@ -7,7 +7,7 @@ from pathlib import Path
 
 from credgate.children import rights_of
 from credgate.errors import CredgateError
-from credgate.policyfile import CEILING, Effective, check_tree, effective, inside, open_policy
+from credgate.policyfile import CEILING, Effective, asked_by, check_tree, effective, inside, open_policy
 from credgate.policytrust import check_trusted
 from credgate.roleneeds import extra_ports
 from credgate.session import Session
@@ -111,7 +111,9 @@ async def _anew(session: Session, ceiling: Path) -> Effective:
 def read_again(session: Session, ceiling: Path = CEILING) -> Effective:
     """The policy of the same file as it is now. Raises CredgateError as policyfile.effective does."""
     before, spec, state = session.chosen, session.spec, session.parts.places.state
-    found, workdir = open_policy(before.path, before.origin), Path(spec.workdir)
+    workdir = Path(spec.workdir)
+    found = open_policy(before.path, before.origin)
+    found = asked_by(found, session.run.caller_env, session.parts.places, spec.workdir)
     chosen = effective(
         found,
         role=before.role,
@@ -127,7 +129,9 @@ def read_again(session: Session, ceiling: Path = CEILING) -> Effective:
 
 
 def _same(one: Policy, other: Policy) -> bool:
-    return (one.sha256, one.ceiling_sha256) == (other.sha256, other.ceiling_sha256)
+    """The same files, and the clients of host_from configured as they were."""
+    mine, theirs = ((p.sha256, p.ceiling_sha256, p.registries()) for p in (one, other))
+    return mine == theirs
 
 
 def _later(session: Session, policy: Policy) -> Iterator[str]:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from rules.load_signing import AWS_SECRET_ENV
 from rules.placeholders import make_decoy
 from rules.policy import Placeholder, Policy
+from rules.registries import EXTRA, Client, Registry
 
+_INDEXES = {Client.PIP: ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"), Client.UV: ("UV_DEFAULT_INDEX", "UV_INDEX")}
 ALWAYS_OPEN = frozenset({53, 80, 443})
 
 
@@ -33,6 +35,25 @@ def decoy_environment(policy: Policy, decoys: Mapping[str, str]) -> dict[str, st
             env[binding.placeholder.env] = value
         if binding.sign is not None:  # the SDKs want a pair; with what the client signs is nobody's business
             env[AWS_SECRET_ENV] = f"{value}{value}".ljust(40, "0")[:40]
+    return env
+
+
+def registry_environment(policy: Policy, role: str) -> dict[str, str]:
+    """What tells a client inside where its registry is: its configuration on the host is not in the jail.
+
+    A variable of npm's for one scope has a name that dash drops: a command that sh starts doesn't see it.
+    """
+    found: dict[Client, list[Registry]] = {}
+    for endpoint in policy.endpoints_of(role):
+        if endpoint.origin is not None:
+            found.setdefault(endpoint.origin.client, []).append(endpoint.origin.registry)
+    env: dict[str, str] = {}
+    for registry in found.get(Client.NPM, ()):
+        env[f"npm_config_{registry.scope}:registry" if registry.scope else "NPM_CONFIG_REGISTRY"] = registry.url
+    for client, (first, more) in _INDEXES.items():
+        urls = {scope: [r.url for r in found.get(client, ()) if r.scope == scope] for scope in ("", EXTRA)}
+        env |= {first: urls[""][0]} if urls[""] else {}
+        env |= {more: " ".join(urls[EXTRA])} if urls[EXTRA] else {}
     return env
 
 

@@ -3,7 +3,7 @@ a True is certain, a False may be a spelling that this comparison doesn't see th
 """
 
 from rules.hosts import HostPattern
-from rules.paths import PathPattern
+from rules.paths import PathPattern, is_verb
 from rules.policy import Address, AllowRule, BodyTerm, FieldTest, Foreign, Network
 
 __all__ = ["covers_address", "covers_host", "covers_path", "covers_rule", "covers_tree", "overlaps", "strictness"]
@@ -49,7 +49,9 @@ def covers_path(outer: PathPattern, inner: PathPattern) -> bool:
 
 
 def _covers_segment(outer: str, inner: str) -> bool:
-    return outer == inner or (outer == "*" and inner not in ("", "**"))
+    if outer == inner or (outer == "*" and inner not in ("", "**")):
+        return True
+    return is_verb(outer) and "*" not in inner and inner.endswith(outer[1:]) and len(inner) >= len(outer)
 
 
 def covers_rule(outer: AllowRule, inner: AllowRule) -> bool:

@@ -79,6 +79,8 @@ def _decide(policy: Policy, role: str, request: Request, decoys: Mapping[str, st
     if denied is not None:
         return denied
     matches = _matches(here, request)
+    if not isinstance(matches, Deny):
+        matches = _closed(here, matches, request)
     if isinstance(matches, Deny):
         return matches
     bodied = _by_body(tuple(_bindings_of(policy, role)), matches, request)
@@ -166,22 +168,46 @@ def _denied(here: tuple[Endpoint, ...], request: Request) -> Deny | None:
     readings = readings_of(request.path)
     for endpoint in here:
         for rule in endpoint.deny:
-            if _denies(rule, request.method, readings):
-                return Deny(
-                    reason=Reason.DENY_RULE,
-                    message="A deny rule of the policy covers this request.",
-                    rule=f"{endpoint.name}.{rule.id}",
-                    hint="deny rules win over allow rules",
-                )
+            if rule.unless is None and _denies(rule, request, readings):
+                return _by_rule(endpoint, rule, "deny rules win over allow rules")
     return None
 
 
-def _denies(rule: DenyRule, method: str, readings: frozenset[str]) -> bool:
+def _closed(here: tuple[Endpoint, ...], matches: tuple[_Match, ...], request: Request) -> tuple[_Match, ...] | Deny:
+    """Of what a deny rule closes "unless a body rule covers it" only the allow rules that judge the body are left."""
+    if not any(rule.unless for endpoint in here for rule in endpoint.deny):
+        return matches
+    readings = readings_of(request.path)
+    for endpoint in here:
+        for rule in endpoint.deny:
+            if rule.unless is not None and _denies(rule, request, readings):
+                matches = tuple(m for m in matches if m.rule.body is not None and m.rule.body.type is rule.unless)
+                if not matches:
+                    return _by_rule(endpoint, rule, f'an allow rule with body = {{ type = "{rule.unless}", ... }}')
+    return matches
+
+
+def _by_rule(endpoint: Endpoint, rule: DenyRule, hint: str) -> Deny:
+    return Deny(
+        reason=Reason.DENY_RULE,
+        message="A deny rule of the policy covers this request.",
+        rule=f"{endpoint.name}.{rule.id}",
+        hint=hint,
+    )
+
+
+def _denies(rule: DenyRule, request: Request, readings: frozenset[str]) -> bool:
     """HEAD goes with GET, and a path counts in every way in which a server could read it."""
-    meant = {method, "GET"} if method == "HEAD" else {method}
+    meant = {request.method, "GET"} if request.method == "HEAD" else {request.method}
     if rule.methods is not None and rule.methods.isdisjoint(meant):
         return False
+    if rule.hosts and not any(_is_host(labels, labels_of(request.host)) for labels in rule.hosts):
+        return False
     return any(pattern.could_mean(readings) for pattern in rule.paths)
+
+
+def _is_host(pattern: tuple[str, ...], labels: tuple[str, ...]) -> bool:
+    return len(pattern) == len(labels) and all(p in ("*", label) for p, label in zip(pattern, labels, strict=True))
 
 
 def _matches(here: tuple[Endpoint, ...], request: Request) -> tuple[_Match, ...] | Deny:

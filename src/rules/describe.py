@@ -82,15 +82,7 @@ def _place(binding: Binding) -> str:
 
 
 def _dialled(endpoint: Endpoint) -> Iterator[tuple[str, str]]:
-    addresses = [*endpoint.networks, *endpoint.pins]
-    if addresses:
-        yield "address", ", ".join(map(str, addresses))
-    if endpoint.dial_port != endpoint.port:
-        yield "dial_port", str(endpoint.dial_port)
-    if endpoint.ca:
-        yield "ca", endpoint.ca
-    if endpoint.alpn != ("http/1.1",):
-        yield "alpn", ", ".join(endpoint.alpn)
+    yield from _where(endpoint)
     if endpoint.spki:
         yield "spki", ", ".join(sorted(f"sha256/{base64.b64encode(pin).decode()}" for pin in endpoint.spki))
     if endpoint.correlate != DEFAULT:
@@ -101,6 +93,20 @@ def _dialled(endpoint: Endpoint) -> Iterator[tuple[str, str]]:
         yield "proxy", _proxy(endpoint.proxy)
     if endpoint.foreign != "strip":
         yield "foreign", endpoint.foreign
+
+
+def _where(endpoint: Endpoint) -> Iterator[tuple[str, str]]:
+    if endpoint.origin is not None:
+        yield "host_from", str(endpoint.origin)
+    addresses = [*endpoint.networks, *endpoint.pins]
+    if addresses:
+        yield "address", ", ".join(map(str, addresses))
+    if endpoint.dial_port != endpoint.port:
+        yield "dial_port", str(endpoint.dial_port)
+    if endpoint.ca:
+        yield "ca", endpoint.ca
+    if endpoint.alpn != ("http/1.1",):
+        yield "alpn", ", ".join(endpoint.alpn)
 
 
 def _proxy(proxy: CorporateProxy) -> str:

@@ -15,7 +15,8 @@ from rules.load_endpoints import KEYS as ENDPOINT_KEYS
 from rules.load_endpoints import LATER as ENDPOINT_LATER
 from rules.load_endpoints import Context, load_endpoints
 from rules.load_proxies import PROXY_KEYS, load_proxies
-from rules.load_refs import Draft, check_refs
+from rules.load_refs import Draft, check_refs, with_pack_rules
+from rules.load_registries import Registries
 from rules.load_roles import ROLE_KEYS, ROLE_LATER, TEST_KEYS, load_roles, load_tests
 from rules.policy import Policy, Unlisted
 from rules.problems import PolicyError, Problem
@@ -41,10 +42,13 @@ class _Sections:
     tests: list[Table]
 
 
-def load_policy(data: bytes, *, packs: Mapping[str, str], base_dir: str) -> Policy:
+def load_policy(
+    data: bytes, *, packs: Mapping[str, str], base_dir: str, registries: Registries | None = None
+) -> Policy:
     """Return the policy in `data`.
 
-    `packs` maps a pack's name to its text; `base_dir` is the absolute directory that a relative `ca` starts from.
+    `packs` maps a pack's name to its text; `base_dir` is the absolute directory that a relative `ca` starts from;
+    `registries` is what each client was found to be configured for, of those that registries.clients_of names.
     Raises PolicyError with all faults, ValueError where `base_dir` isn't absolute.
     """
     if not posixpath.isabs(base_dir):
@@ -55,11 +59,13 @@ def load_policy(data: bytes, *, packs: Mapping[str, str], base_dir: str) -> Poli
     sections = _sections(root)
     default_role = root.text("default_role")
     proxies = load_proxies(sections.proxies, base_dir)
+    context = Context(packs=packs, base_dir=base_dir, proxies=proxies, registries=registries or {})
+    endpoints = load_endpoints(sections.endpoints, context)
     draft = Draft(
         secrets=load_secrets(sections.secrets),
         proxies=proxies,
-        endpoints=load_endpoints(sections.endpoints, Context(packs=packs, base_dir=base_dir, proxies=proxies)),
-        bindings=load_bindings(sections.bindings),
+        endpoints=endpoints,
+        bindings=with_pack_rules(load_bindings(sections.bindings), endpoints),
         roles=load_roles(sections.roles),
         tests=load_tests(sections.tests, default_role),
     )

@@ -10,22 +10,23 @@ from rules.addresses import FLOOR, METADATA, AddressClass, AddressError, classif
 from rules.correlate import DEFAULT, Correlate
 from rules.fingerprint import Fingerprint
 from rules.hosts import HostError, HostPattern
-from rules.load_rules import allow_rules, deny_rules
-from rules.pack_rules import Packs
+from rules.load_registries import Registries, spread
+from rules.load_rules import pack_name, rules_of
+from rules.pack_rules import Packs, read_pack
 from rules.policy import Address, CorporateProxy, Endpoint, Foreign, Network
 from rules.tables import Table, closest, show
 
 KEYS = (
     *("host", "port", "address", "dial_port", "tls", "alpn", "ca", "foreign", "protocol", "allow", "deny"),
-    *("spki", "proxy", "listen", "correlate", "fingerprint"),
+    *("spki", "proxy", "listen", "correlate", "fingerprint", "pack", "host_from"),
 )
-LATER = ("host_from", "route")
+LATER = ("route",)
 ALPN = ("http/1.1", "h2")
 _DNS_PORT = 53
 _TAKEN = frozenset({_DNS_PORT, 80, 443})
 _NOT_OPAQUE = (
     *("tls", "alpn", "ca", "spki", "proxy", "dial_port", "foreign", "allow", "deny"),
-    *("correlate", "fingerprint"),
+    *("correlate", "fingerprint", "pack"),
 )
 _SHA256 = 32
 _WIDEST = {4: 8, 6: 7}  # 10.0.0.0/8 (RFC 1918) and fc00::/7 (RFC 4193) are the widest private ranges
@@ -38,11 +39,16 @@ class Context:
     packs: Packs
     base_dir: str
     proxies: Mapping[str, CorporateProxy]
+    registries: Registries
 
 
 def load_endpoints(tables: Mapping[str, Table], context: Context) -> dict[str, Endpoint]:
     """Return the endpoints; faults go to the tables' report, and a host with a fault has no labels."""
-    return {name: _endpoint(name, table, context) for name, table in tables.items()}
+    out: dict[str, Endpoint] = {}
+    for name, table in tables.items():
+        for endpoint in spread(_endpoint(name, table, context), table, context.registries):
+            out[endpoint.name] = endpoint
+    return out
 
 
 def _endpoint(name: str, table: Table, context: Context) -> Endpoint:
@@ -50,14 +56,13 @@ def _endpoint(name: str, table: Table, context: Context) -> Endpoint:
     listen = _listen(table)
     port = _port(table, listen or (443 if tls else 80))
     networks, pins = load_addresses(table)
-    ids: set[str] = set()
-    allow = allow_rules(table, ids)
-    deny = deny_rules(table, ids, context.packs)
+    pack = pack_name(table, context.packs) if table.has("pack") else ""
+    allow, deny = rules_of(table, context.packs, pack=pack)
     alpn = _alpn(table, tls=tls)
     ca = load_ca(table, context.base_dir, tls=tls)
     return Endpoint(
         name=name,
-        host=_host(table, exact=bool(listen)),
+        host=_host(table, read_pack(pack, context.packs[pack]).host if pack else "", exact=bool(listen)),
         port=port,
         dial_port=table.number("dial_port", port, low=1, high=65535),
         tls=tls,
@@ -76,8 +81,9 @@ def _endpoint(name: str, table: Table, context: Context) -> Endpoint:
     )
 
 
-def _host(table: Table, *, exact: bool) -> HostPattern:
-    text = table.text("host", required=True)
+def _host(table: Table, packed: str, *, exact: bool) -> HostPattern:
+    """Read the host, or take the pack's where none is written. With host_from there is none yet."""
+    text = table.text("host", packed, required=not packed and not table.has("host_from"))
     if text:
         try:
             host = HostPattern.parse(text)

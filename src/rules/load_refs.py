@@ -1,7 +1,7 @@
 """What the tables of a policy say about each other: names that lead nowhere, and secrets where none may be."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from rules.policy import Binding, CorporateProxy, Endpoint, Foreign, Role, SecretRule, TestCase
@@ -18,6 +18,25 @@ class Draft:
     bindings: dict[str, Binding]
     roles: dict[str, Role]
     tests: tuple[TestCase, ...]
+
+
+def with_pack_rules(bindings: Mapping[str, Binding], endpoints: Mapping[str, Endpoint]) -> dict[str, Binding]:
+    """The bindings with each pack that `rules` names replaced by its rules at that endpoint."""
+    return {
+        name: replace(binding, rules=_spread(binding.rules, endpoints[binding.endpoint]))
+        if binding.endpoint in endpoints
+        else binding
+        for name, binding in bindings.items()
+    }
+
+
+def _spread(rules: frozenset[str], endpoint: Endpoint) -> frozenset[str]:
+    packs: dict[str, set[str]] = {}
+    for rule in endpoint.allow:
+        pack, slash, _ = rule.id.partition("/")
+        if slash:
+            packs.setdefault(pack, set()).add(rule.id)
+    return frozenset(each for rule in rules for each in packs.get(rule, {rule}))
 
 
 def check_refs(root: Table, default_role: str, draft: Draft) -> None:
@@ -57,7 +76,7 @@ def _binding(report: Report, binding: Binding, draft: Draft) -> None:
         report.add(place, f'{endpoint.name} has protocol = "tcp", which is opaque', "bind it to an http endpoint")
     elif endpoint is not None:
         _bound_rules(report, f"{where}.rules", binding, endpoint, draft)
-        _bound_endpoint(report, where, endpoint)
+        _bound_endpoint(report, where, endpoint, draft)
 
 
 def _bound_rules(report: Report, where: str, binding: Binding, endpoint: Endpoint, draft: Draft) -> None:
@@ -71,7 +90,7 @@ def _bound_rules(report: Report, where: str, binding: Binding, endpoint: Endpoin
             report.add(where, f"{endpoint.name} has no allow rule {show(rule)}", closest(rule, own))
 
 
-def _bound_endpoint(report: Report, where: str, endpoint: Endpoint) -> None:
+def _bound_endpoint(report: Report, where: str, endpoint: Endpoint, draft: Draft) -> None:
     """Refuse a secret where it could be read on the way, or go to whoever owns a name under a wildcard."""
     place = f"{where}.endpoint"
     if not endpoint.tls:
@@ -81,6 +100,13 @@ def _bound_endpoint(report: Report, where: str, endpoint: Endpoint) -> None:
             place,
             f"{endpoint.name} has the host {show(endpoint.host.text)}, and a secret goes to one exact host",
             "write an endpoint for each host that gets it",
+        )
+    if f"{endpoint.name}~2" in draft.endpoints:
+        hosts = [e.host.text for n, e in draft.endpoints.items() if n.partition("~")[0] == endpoint.name]
+        report.add(
+            place,
+            f"{endpoint.name} was resolved to several hosts ({', '.join(hosts)}), and a secret goes to one",
+            "write an endpoint with host = ... for the one that gets it",
         )
     if endpoint.foreign is Foreign.ALLOW:
         where_endpoint = f"{join('endpoint', endpoint.name)}.foreign"
@@ -107,7 +133,7 @@ def _role(report: Report, role: Role, draft: Draft) -> None:
             message = f"{binding.placeholder.env} is passed from the caller and holds the placeholder of {binding.name}"
             report.add(f"{where}.env", message, "take it out of env")
     reached = {*role.endpoints, *(b.endpoint for b in bindings)}
-    for first, second in combinations([e for n, e in draft.endpoints.items() if n in reached], 2):
+    for first, second in combinations([e for n, e in draft.endpoints.items() if n.partition("~")[0] in reached], 2):
         _one_target(report, where, first, second)
 
 

@@ -1,21 +1,80 @@
 """[[endpoint.NAME.allow]] and [[endpoint.NAME.deny]] tables into rules."""
 
+from collections.abc import Iterable
+
 from rules.load_body import body_term
-from rules.pack_rules import Packs, pack_rules
+from rules.pack_rules import Packs, denies_of, read_pack
 from rules.parse import METHODS
 from rules.paths import PathError, PathPattern
 from rules.policy import AllowRule, DenyRule
 from rules.tables import Table, closest, is_name, show
 
-ALLOW_KEYS = ("id", "methods", "paths", "query", "encoded_slash", "upgrade", "body")
+ALLOW_KEYS = ("id", "methods", "paths", "query", "encoded_slash", "upgrade", "body", "pack", "rules")
 ALLOW_LATER: tuple[str, ...] = ()
 DENY_KEYS = ("id", "methods", "paths", "pack")
 
 
-def allow_rules(endpoint: Table, ids: set[str]) -> tuple[AllowRule, ...]:
-    """Read the allow rules of one endpoint; `ids` collects the ids taken."""
-    tables = endpoint.tables("allow", known=ALLOW_KEYS, later=ALLOW_LATER)
-    return tuple(_allow(table, ids) for table in tables)
+def rules_of(endpoint: Table, packs: Packs, *, pack: str) -> tuple[tuple[AllowRule, ...], tuple[DenyRule, ...]]:
+    """Read the rules of one endpoint, packs spread out into theirs.
+
+    With the endpoint's own `pack` and with each pack that allows come the deny rules that its file names.
+    """
+    ids: set[str] = set()
+    named = [pack] if pack else []
+    allow: list[AllowRule] = []
+    for table in endpoint.tables("allow", known=ALLOW_KEYS, later=ALLOW_LATER):
+        if table.has("pack") or table.has("rules"):
+            named += [name] if (name := pack_name(table, packs)) else []
+            allow += _picked(table, name, ids, packs)
+        else:
+            allow.append(_allow(table, ids))
+    deny: list[DenyRule] = []
+    for table in endpoint.tables("deny", known=DENY_KEYS):
+        deny += _denied_by_pack(table, packs) if table.has("pack") else [_deny(table, ids)]
+    for name in named:
+        deny += denies_of(name, packs)
+    return tuple(allow), _each_once(deny)
+
+
+def _each_once(rules: Iterable[DenyRule]) -> tuple[DenyRule, ...]:
+    """Two packs may bring one and the same; of the user's own two alike are a fault that is said elsewhere."""
+    return tuple(dict.fromkeys(rules))
+
+
+def _picked(table: Table, name: str, ids: set[str], packs: Packs) -> Iterable[AllowRule]:
+    """The allow rules of a pack, or those of them that `rules` names."""
+    for key in ("id", "methods", "paths", "query", "encoded_slash", "upgrade", "body"):
+        if table.has(key):
+            table.fault(
+                key, "got it beside pack, which brings its own rules", "write an [[...allow]] of its own for it"
+            )
+    rules = read_pack(name, packs[name]).allow if name else ()
+    if name and not rules:
+        table.fault("pack", f"{show(name)} allows nothing", closest(name, (p for p in packs if allows(p, packs))))
+    known = {rule.id.partition("/")[2]: rule for rule in rules}
+    wanted = table.texts("rules", empty=False) if table.has("rules") else tuple(known)
+    for i, word in enumerate(wanted):
+        if name and word not in known:
+            table.report.add(f"{table.at('rules')}[{i}]", f"{name} has no rule {show(word)}", closest(word, known))
+    picked = [known[word] for word in wanted if word in known]
+    for rule in picked:
+        if rule.id in ids:
+            table.fault("pack", f"{show(rule.id)} stands there twice", "take one out")
+    ids.update(rule.id for rule in picked)
+    return picked
+
+
+def allows(name: str, packs: Packs) -> bool:
+    """Whether a pack holds allow rules."""
+    return bool(read_pack(name, packs[name]).allow)
+
+
+def pack_name(table: Table, packs: Packs) -> str:
+    """Read `pack`; "" where there is no such one."""
+    name = table.text("pack", required=True)
+    if name and name not in packs:
+        table.fault("pack", f"no pack is called {show(name)}", closest(name, packs))
+    return name if name in packs else ""
 
 
 def _allow(table: Table, ids: set[str]) -> AllowRule:
@@ -38,27 +97,20 @@ def _upgrade(table: Table, methods: frozenset[str]) -> bool:
     return upgrade
 
 
-def deny_rules(endpoint: Table, ids: set[str], packs: Packs) -> tuple[DenyRule, ...]:
-    """Read the deny rules of one endpoint, packs spread out into theirs."""
-    out: list[DenyRule] = []
-    for table in endpoint.tables("deny", known=DENY_KEYS):
-        out += _pack(table, packs) if table.has("pack") else [_deny(table, ids)]
-    return tuple(out)
-
-
 def _deny(table: Table, ids: set[str]) -> DenyRule:
     methods = _methods(table, required=False) if table.has("methods") else None
     return DenyRule(id=_id(table, ids), methods=methods, paths=_paths(table))
 
 
-def _pack(table: Table, packs: Packs) -> list[DenyRule]:
+def _denied_by_pack(table: Table, packs: Packs) -> Iterable[DenyRule]:
     for key in ("id", "methods", "paths"):
         if table.has(key):
             table.fault(key, "got it beside pack, which brings its own rules", "write a [[...deny]] of its own for it")
-    name = table.text("pack", required=True)
-    if name and name not in packs:
-        table.fault("pack", f"no pack is called {show(name)}", closest(name, packs))
-    return list(pack_rules(name, packs[name])) if name in packs else []
+    name = pack_name(table, packs)
+    rules = denies_of(name, packs) if name else ()
+    if name and not rules:
+        table.fault("pack", f"{show(name)} denies nothing", closest(name, (p for p in packs if denies_of(p, packs))))
+    return rules
 
 
 def _id(table: Table, ids: set[str]) -> str:

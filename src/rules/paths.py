@@ -16,7 +16,7 @@ from urllib.parse import unquote, unquote_to_bytes
 
 from rules.problems import PathError
 
-__all__ = ["Ambiguity", "Path", "PathError", "PathPattern", "normal_form", "readings_of"]
+__all__ = ["Ambiguity", "Path", "PathError", "PathPattern", "is_verb", "normal_form", "readings_of"]
 
 # Matching costs segments times parts of patterns; 8 KiB of "/a" would be 4096 of them for every rule and reading.
 MAX_SEGMENTS = 256
@@ -27,6 +27,7 @@ _UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01
 _FORBIDDEN_ESCAPES = frozenset(range(0x20)) | {0x7F} | frozenset(rb"\;")
 _DOUBLE = re.compile(r"%25[0-9A-Fa-f]{2}")
 _FORMAT = re.compile(r"(?<=[^/])\.[a-z0-9]*\Z")
+_VERB = re.compile(r"\*:[A-Za-z]+")
 _DOTS = frozenset({".", ".."})
 
 
@@ -49,8 +50,9 @@ class Ambiguity:
 class PathPattern:
     """`segments` of the pattern, escapes in upper case: "*" is one segment that is not empty, "**" any number.
 
-    "/a/**" covers "/a", "/a/" and all below; "/**" covers every path. `loose` are the segments as the most liberal
-    server would read them, for deny rules. Built by parse.
+    "/a/**" covers "/a", "/a/" and all below; "/**" covers every path. "*:verb" is a segment that ends so (Google's
+    custom methods, AIP-136). `loose` are the segments as the most liberal server would read them, for deny rules.
+    Built by parse.
     """
 
     text: str
@@ -68,7 +70,7 @@ class PathPattern:
         if isinstance(normal, Ambiguity):
             raise PathError(f"path {text!r}: {normal.why}", "write each character bare, or escaped once if it must be")
         segments = tuple(_fold(text).split("/")[1:])
-        if any("*" in segment and segment not in ("*", "**") for segment in segments):
+        if any("*" in segment and segment not in ("*", "**") and not is_verb(segment) for segment in segments):
             raise PathError(f"path {text!r} has a wildcard inside a segment", 'use "*" for a whole segment')
         return cls(text=text, segments=segments, loose=tuple(unquote(text).lower().split("/")[1:]))
 
@@ -150,7 +152,18 @@ def _match(pattern: tuple[str, ...], path: list[str]) -> bool:
         if part == "**":
             at = set(range(min(at), len(path) + 1))
         else:
-            at = {i + 1 for i in at if i < len(path) and (part == path[i] or (part == "*" and path[i] != ""))}
+            at = {i + 1 for i in at if i < len(path) and _is_one(part, path[i])}
         if not at:
             return False
     return len(path) in at
+
+
+def _is_one(part: str, segment: str) -> bool:
+    if part == segment or (part == "*" and segment != ""):
+        return True
+    return part.startswith("*:") and segment.endswith(part[1:]) and len(segment) >= len(part)
+
+
+def is_verb(segment: str) -> bool:
+    """Whether a segment of a pattern is "*:verb"."""
+    return _VERB.fullmatch(segment) is not None

@@ -10,6 +10,7 @@ from rules.fieldpaths import FieldPath
 from rules.fingerprint import Fingerprint
 from rules.hosts import HostPattern
 from rules.paths import PathPattern
+from rules.registries import Client, Registry
 
 type Network = IPv4Network | IPv6Network
 type Address = IPv4Address | IPv6Address
@@ -125,12 +126,18 @@ class AllowRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenyRule:
-    """`methods` None: every method. `pack` names the shipped pack that it came from."""
+    """`methods` None: every method. `pack` names the shipped pack that it came from.
+
+    `hosts`, of a pack alone: the targets that it means, as labels with "*" for one; () means every host.
+    `unless` a body: what it covers passes by an allow rule with a body term of that type, and by no other one.
+    """
 
     id: str
     methods: frozenset[str] | None
     paths: tuple[PathPattern, ...]
     pack: str = ""
+    hosts: tuple[tuple[str, ...], ...] = ()
+    unless: BodyType | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +156,17 @@ class CorporateProxy:
     pins: tuple[Address, ...] = ()
     secret: str = ""
     user: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Of an endpoint with host_from: whose configuration says that its registry is there."""
+
+    client: Client
+    registry: Registry
+
+    def __str__(self) -> str:
+        return f"{self.client} {self.registry.scope}{' ' if self.registry.scope else ''}{self.registry}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +194,7 @@ class Endpoint:
     fingerprint: Fingerprint | None = None
     allow: tuple[AllowRule, ...] = ()
     deny: tuple[DenyRule, ...] = ()
+    origin: Origin | None = None  # with host_from: what it was resolved from
 
     @property
     def entry(self) -> int:
@@ -312,10 +331,17 @@ class Policy:
     tests: tuple[TestCase, ...] = ()
 
     def endpoints_of(self, role: str) -> tuple[Endpoint, ...]:
-        """The endpoints that a role reaches, by binding or by name, each once, in the file's order."""
+        """The endpoints that a role reaches, by binding or by name, each once, in the file's order.
+
+        With host_from one name stands for several: NAME, NAME~2 and so on.
+        """
         mine = self.roles[role]
         names = set(mine.endpoints) | {self.bindings[b].endpoint for b in mine.bindings}
-        return tuple(e for n, e in self.endpoints.items() if n in names)
+        return tuple(e for n, e in self.endpoints.items() if n.partition("~")[0] in names)
+
+    def registries(self) -> tuple[str, ...]:
+        """What each host_from was resolved to, each once."""
+        return tuple(dict.fromkeys(str(e.origin) for e in self.endpoints.values() if e.origin))
 
     def tunnels_of(self, role: str) -> tuple[Endpoint, ...]:
         """Those of them that are opaque TCP."""

@@ -125,7 +125,9 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "port as text": ("endpoint.e.port", "expected an integer", MINIMAL + HOST + 'port = "443"\n'),
     "port 0": ("endpoint.e.port", "expected 1 to 65535", MINIMAL + HOST + "port = 0\n"),
     "port 53": ("endpoint.e.port", "resolver", MINIMAL + HOST + "port = 53\n"),
-    "host_from": ("endpoint.e.host_from", "not yet", MINIMAL + HOST + 'host_from = "npm"\n'),
+    "host_from beside host": ("endpoint.e.host", "beside host_from", MINIMAL + HOST + 'host_from = "npm"\n'),
+    "host_from of nobody": ("endpoint.e.host_from", '"npm" or "pip"', MINIMAL + '[endpoint.e]\nhost_from = "yarn"\n'),
+    "host_from of none": ("endpoint.e.host_from", "names no registry", MINIMAL + '[endpoint.e]\nhost_from = "npm"\n'),
     "spki": ("endpoint.e.spki[0]", "32 bytes in base64", MINIMAL + HOST + 'spki = ["sha256/x"]\n'),
     "spki of another digest": ("endpoint.e.spki[0]", "sha256/", MINIMAL + HOST + f'spki = ["sha1/{"A" * 43}="]\n'),
     "spki beside no tls": (

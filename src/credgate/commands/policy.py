@@ -16,6 +16,7 @@ from credgate.policyfile import (
     Found,
     Origin,
     PolicyInvalid,
+    asked_by,
     check_tree,
     effective,
     find_policy,
@@ -133,8 +134,9 @@ def _places() -> Places:
 
 
 def _found(file: str | None) -> Found:
-    cwd = Path.cwd()
-    return find_policy(explicit=file, env=os.environ, cwd=cwd, workdir=cwd, config_dir=_places().config)
+    cwd, places = Path.cwd(), _places()
+    found = find_policy(explicit=file, env=os.environ, cwd=cwd, workdir=cwd, config_dir=places.config)
+    return asked_by(found, os.environ, places)
 
 
 def _effective(file: str | None, options: argparse.Namespace) -> Effective:
@@ -153,7 +155,7 @@ def _check(options: argparse.Namespace) -> int:
     found = _found(options.file)
     try:
         policy = load(found)
-        above = read_ceiling(options.ceiling)
+        above = read_ceiling(options.ceiling, found.caller)
         if above is not None:
             under_ceiling(found, policy, above)
     except PolicyInvalid as error:
@@ -201,7 +203,7 @@ def _explain(options: argparse.Namespace) -> int:
 def _test(options: argparse.Namespace) -> int:
     found = _found(options.file)
     policy = load(found)
-    above = read_ceiling(options.ceiling)
+    above = read_ceiling(options.ceiling, found.caller)
     policy = policy if above is None else under_ceiling(found, policy, above)
     if not policy.tests:
         raise CredgateError("no_tests", f"policy {found.path}: it has no [[test]]", "add one: method, url, verdict")
@@ -236,8 +238,9 @@ def _facts(explained: Explained) -> dict[str, str]:
 
 
 def _trust(options: argparse.Namespace) -> int:
-    found = open_policy(Path.cwd() / options.file, Origin.TREE)
-    state = _places().state
+    places = _places()
+    found = asked_by(open_policy(Path.cwd() / options.file, Origin.TREE), os.environ, places)
+    state = places.state
     diff = diff_against_trusted(found.path, found.data, state)
     if not options.diff:
         check_tree(found, load(found))
@@ -259,11 +262,14 @@ def _show(options: argparse.Namespace) -> int:
     if options.json:
         document = {"path": str(here.path), "origin": here.origin.value, "policy_sha256": here.policy.sha256}
         ceiling = None if here.ceiling is None else str(here.ceiling)
-        _print_json({**document, "ceiling": ceiling, "role": here.role, "lines": list(lines)})
+        registries = list(here.policy.registries())
+        _print_json({**document, "ceiling": ceiling, "role": here.role, "registries": registries, "lines": list(lines)})
         return OK
     _print(f"policy   {here.path} ({here.origin}), sha256 {here.policy.sha256}")
     _print(f"ceiling  {here.ceiling or 'none'}")
     _print(f"role     {here.role}{' (asked for)' if options.role else ' (the default)'}")
+    for line in here.policy.registries():
+        _print(f"registry {line}")
     for line in lines:
         _print(f"  {line}")
     return OK

@@ -158,12 +158,12 @@ def _listed(entry: Entry, policy: Policy | None) -> dict[str, object]:
 
 def _policy_if_any(file: str | None, places: Places) -> tuple[str | None, Policy | None]:
     """The policy that would count here. None where there is none; one that can't be used is a note, `list` goes on."""
-    from credgate.policyfile import PolicyMissing, find_policy, load  # noqa: PLC0415  `set` and `rm` need none
+    from credgate.policyfile import PolicyMissing, asked_by, find_policy, load  # noqa: PLC0415  `set` and `rm` need none
 
     cwd = Path.cwd()
     try:
         found = find_policy(explicit=file, env=os.environ, cwd=cwd, workdir=cwd, config_dir=places.config)
-        return str(found.path), load(found)
+        return str(found.path), load(asked_by(found, os.environ, places))
     except PolicyMissing:
         return None, None
     except CredgateError as error:

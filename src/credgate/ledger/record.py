@@ -128,6 +128,7 @@ FIELDS: Mapping[str, Kind] = {
     "sig_old": Text(),
     "sni": Text(cap=320),
     "status": Number(),  # HTTP status; of run.end the exit status
+    "registries": Texts(count=16, cap=400),  # of run.start: what each host_from was resolved to
     "switches": Texts(count=8, cap=32),  # of run.start: what the role opened, as "allow_userns"
     "torn": Text(),  # of recovered: the file they lie in now
     "tree_size": Number(),  # of checkpoint and pruned: lines that root stands for
