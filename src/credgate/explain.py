@@ -38,12 +38,14 @@ def explain(
 ) -> Explained:
     """Judge one request offline, with its JSON body where one is given; without one it is taken that a body fits.
 
-    `headers` are "Name: value"; "{ENV}" in a value stands for the placeholder that a run would have put into the
-    variable ENV. Raises CredgateError for a URL or a header that can't be put into a request at all.
+    `headers` are "Name: value"; "{ENV}" in a value, the URL or the body stands for the placeholder that a run would
+    have put into the variable ENV. Raises CredgateError for a URL or a header that can't be put into a request at all.
     """
     decoys = _decoys(policy, role)
     sent = [_filled(h, policy, decoys) for h in headers]
+    url = _filled(url, policy, decoys)
     if body is not None:
+        body = _filled(body.decode("utf-8", "surrogateescape"), policy, decoys).encode("utf-8", "surrogateescape")
         sent += [f"Content-Length: {len(body)}"]
         sent += [] if any(h.lower().startswith("content-type:") for h in sent) else ["Content-Type: application/json"]
     parsed = parse_request(wire_of(method, url, sent))
@@ -136,12 +138,12 @@ def _decoys(policy: Policy, role: str) -> dict[str, str]:
     return {name: make_decoy(p.shape, lambda n: next(seed) % n) for name, p in named.items() if p is not None}
 
 
-def _filled(header: str, policy: Policy, decoys: Mapping[str, str]) -> str:
+def _filled(text: str, policy: Policy, decoys: Mapping[str, str]) -> str:
     for name, decoy in decoys.items():
         placeholder = policy.bindings[name].placeholder
         if placeholder is not None:
-            header = header.replace(f"{{{placeholder.env}}}", decoy)
-    return header
+            text = text.replace(f"{{{placeholder.env}}}", decoy)
+    return text
 
 
 def as_json(explained: Explained) -> dict[str, object]:

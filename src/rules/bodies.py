@@ -13,9 +13,10 @@ from typing import NoReturn
 from rules.credentials import fold_name
 from rules.fieldpaths import ANY
 from rules.policy import AllowRule, BodyTerm, BodyType, FieldTest, Scalar
+from rules.queries import Parameter, likeness
 from rules.request import Request
 
-__all__ = ["MAX_NODES", "Document", "Unreadable", "beside", "misfit", "read"]
+__all__ = ["MAX_NODES", "Document", "Unreadable", "beside", "form_misfit", "misfit", "read"]
 
 _JSON_TYPE = re.compile(
     rb"application/(?:json|[a-z0-9!#$&^_.-]+\+json)[ \t]*(?:;[ \t]*charset=\"?utf-8\"?[ \t]*)?", re.IGNORECASE
@@ -98,6 +99,23 @@ def misfit(term: BodyTerm, document: Document | Unreadable) -> str:
 
         return misfit_of(term.operations, document.value)
     return _json_misfit(term, document.value)
+
+
+def form_misfit(term: BodyTerm, size: int, fields: tuple[Parameter, ...] | str) -> str:
+    """The same of a form's body: its size in bytes, and its fields or why it has none."""
+    if isinstance(fields, str):
+        return fields
+    if size > term.max:
+        return f"over max = {term.max} bytes"
+    if term.keys is not None and any(one.raw and one.name not in term.keys for one in fields):
+        return "a field that keys does not list"
+    for test in term.tests:
+        name = str(test.path.steps[0])
+        alike = [one for one in fields if one.raw and likeness(one.name) == likeness(name)]
+        fits = [one.name for one in alike] == [name] and alike[0].value in test.values
+        if not (fits or (not alike and _missing(test))):
+            return f"the field {test.path.text}"
+    return ""
 
 
 def _json_misfit(term: BodyTerm, value: object) -> str:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from rules.covers import covers_address, covers_host, covers_rule, overlaps, strictness
 from rules.intersect import least, least_budget, smaller, sternest
+from rules.places import key_of
 from rules.policy import (
     AllowRule,
     Binding,
@@ -168,7 +169,7 @@ def _check_binding(report: Report, policy: Policy, binding: Binding, ceiling: Po
     facts: Mapping[str, bool] = {
         "secret": policy.secrets[binding.secret] == ceiling.secrets[outer.secret],
         "endpoint": _same_target(target, endpoint),
-        "place": (binding.place, binding.header) == (outer.place, outer.header),
+        "place": (binding.place, key_of(binding)) == (outer.place, key_of(outer)),
         "format": binding.format == outer.format,
         "sign": _sign_fits(binding.sign, outer.sign),
         "mode": binding.mode is outer.mode or outer.mode is Mode.OVERWRITE,
@@ -183,7 +184,7 @@ def _check_binding(report: Report, policy: Policy, binding: Binding, ceiling: Po
             )
     bound = [rule for rule in target.allow if rule.id in outer.rules]
     for rule in endpoint.allow:
-        if rule.id in binding.rules and not _covered(rule, bound):
+        if rule.id in binding.rules and not _covered(rule, [b for b in bound if _same_segment(binding, rule, b)]):
             message = f"no single rule that the ceiling binds covers the rule {show(rule.id)}"
             report.add(f"{where}.rules", message, _HINT)
 
@@ -193,6 +194,12 @@ def _sign_fits(inner: Signing | None, outer: Signing | None) -> bool:
     if inner is None or outer is None:
         return inner is outer
     return all(theirs in ("", mine) for mine, theirs in ((inner.service, outer.service), (inner.region, outer.region)))
+
+
+def _same_segment(binding: Binding, rule: AllowRule, outer: AllowRule) -> bool:
+    """Whether a secret in the path is written into the segment that the ceiling says; the names of it are equal."""
+    mine, above = ({hole for p in r.paths for hole in p.holes if hole[0] == binding.slot} for r in (rule, outer))
+    return mine <= above
 
 
 def _with_denies(endpoint: Endpoint, ceiling: Policy) -> Endpoint:

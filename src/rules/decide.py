@@ -4,21 +4,25 @@ Order: metadata, host, port, upgrade, deny rules of every endpoint that shares h
 terms, bindings, decoys, the client's own credentials. Deny wins whatever the order of the rules. What no rule allows is
 refused.
 
-Credentials in a query cannot be taken out without sending another target than the one that was judged, so a request
-that has one is refused unless its endpoint says foreign = "allow".
+What the client sent in a place that a secret goes to, and its own credentials elsewhere, are taken out or refuse the
+request. A segment of a path and a field of a body can't be taken out, so a credential there always refuses.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from rules import bodies, sigv4
-from rules.credentials import credentials_of, fold_name
-from rules.decoys import holds_decoy, misplaced
+from rules.cookies import cookies_of, is_plain
+from rules.credentials import credentials_of
+from rules.decoys import holds_decoy, misplaced, strange
+from rules.forms import read_form
 from rules.hosts import AddressLiteral, HostError, is_metadata_name, labels_of, normalize_host
-from rules.inject import header_of, injected
+from rules.inject import injected
 from rules.parse import bracketed
 from rules.paths import readings_of
-from rules.policy import AllowRule, Binding, DenyRule, Endpoint, Foreign, Policy
+from rules.places import Key, held, key_of, overlap, place_text
+from rules.policy import AllowRule, Binding, BodyTerm, BodyType, DenyRule, Endpoint, Foreign, Mode, PlaceKind, Policy
 from rules.reasons import Reason
 from rules.request import Request
 from rules.upgrades import is_websocket
@@ -37,16 +41,23 @@ class _Match:
         return f"{self.endpoint.name}.{self.rule.id}"
 
 
-def decide(policy: Policy, role: str, request: Request, decoys: Mapping[str, str] | None = None) -> Verdict:
-    """Judge one request of a run. `decoys` holds the run's placeholder values by binding's name.
+def decide(
+    policy: Policy,
+    role: str,
+    request: Request,
+    decoys: Mapping[str, str] | None = None,
+    others: Collection[str] = (),
+) -> Verdict:
+    """Judge one request of a run. `decoys` holds the run's placeholder values by binding's name, `others` all those of
+    the other runs.
 
     In a child run the roles that its own lies within are asked too, and each of them must allow.
     """
-    verdict = _decide(policy, role, request, decoys)
+    verdict = _decide(policy, role, request, decoys or {}, others)
     for outer in policy.roles[role].within:
         if isinstance(verdict, Deny):
             break
-        verdict = _and(verdict, decide(policy, outer, request, decoys))
+        verdict = _and(verdict, decide(policy, outer, request, decoys, others))
     return verdict
 
 
@@ -64,7 +75,7 @@ def _and(mine: Allow, above: Verdict) -> Verdict:
     return replace(mine, body_max=max(mine.body_max, above.body_max))
 
 
-def _decide(policy: Policy, role: str, request: Request, decoys: Mapping[str, str] | None) -> Verdict:
+def _decide(policy: Policy, role: str, request: Request, decoys: Mapping[str, str], others: Collection[str]) -> Verdict:
     here = _endpoints_here(policy, role, request)
     if isinstance(here, Deny):
         return here
@@ -89,8 +100,8 @@ def _decide(policy: Policy, role: str, request: Request, decoys: Mapping[str, st
     allow = _bound(policy, role, bodied.matches)
     if isinstance(allow, Deny):
         return allow
-    allow = _signed(request, replace(allow, body_max=bodied.need), decoys or {})
-    return allow if isinstance(allow, Deny) else _check_credentials(request, allow, decoys or {})
+    allow = _signed(request, replace(allow, body_max=bodied.need), decoys)
+    return allow if isinstance(allow, Deny) else _check_credentials(request, allow, decoys, others)
 
 
 def _signed(request: Request, allow: Allow, decoys: Mapping[str, str]) -> Allow | Deny:
@@ -268,7 +279,7 @@ def _by_body(bindings: tuple[Binding, ...], matches: tuple[_Match, ...], request
         return _Bodied(matches=matches, need=max(m.rule.body.max for m in asking if m.rule.body))
     document = bodies.read(request)
     why = {
-        m.name: bodies.beside(m.rule, m.rule.body, request) or bodies.misfit(m.rule.body, document)
+        m.name: bodies.beside(m.rule, m.rule.body, request) or _misfit(m.rule.body, request, document)
         for m in asking
         if m.rule.body
     }
@@ -282,12 +293,18 @@ def _by_body(bindings: tuple[Binding, ...], matches: tuple[_Match, ...], request
     )
 
 
+def _misfit(term: BodyTerm, request: Request, document: bodies.Document | bodies.Unreadable) -> str:
+    if term.type is BodyType.FORM:
+        return bodies.form_misfit(term, len(request.body or b""), read_form(request))
+    return bodies.misfit(term, document)
+
+
 def _bound(policy: Policy, role: str, matches: tuple[_Match, ...]) -> Allow | Deny:
     """The deciding rule is the first that a binding names, else the first. Its endpoint says where to dial."""
     bindings = tuple(b for b in _bindings_of(policy, role) if any(_names(b, match) for match in matches))
     deciding = next((m for m in matches if any(_names(b, m) for b in bindings)), matches[0])
-    headers = {header_of(binding) for binding in bindings}
-    if len(headers) < len(bindings) or any(b.endpoint != deciding.endpoint.name for b in bindings):
+    shared = any(overlap(*pair) for pair in combinations(bindings, 2))
+    if shared or any(b.endpoint != deciding.endpoint.name for b in bindings):
         return Deny(
             reason=Reason.BINDING_AMBIGUOUS,
             message="Two bindings of the policy claim this request.",
@@ -304,32 +321,53 @@ def _names(binding: Binding, match: _Match) -> bool:
     return binding.endpoint == match.endpoint.name and match.rule.id in binding.rules
 
 
-def _check_credentials(request: Request, allow: Allow, decoys: Mapping[str, str]) -> Verdict:
-    if misplaced(request, allow.bindings, decoys):
+def _check_credentials(request: Request, allow: Allow, decoys: Mapping[str, str], others: Collection[str]) -> Verdict:
+    if misplaced(request, allow, decoys) or strange(request, allow, others):
         return Deny(
             reason=Reason.PLACEHOLDER_MISPLACED,
             message="A placeholder stands where its secret does not belong.",
-            hint="the placeholder goes into the place that its binding names, once, to that endpoint alone",
+            hint="the run's own placeholder, in the place that its binding names, once, to that endpoint alone",
         )
+    for binding in allow.bindings:
+        trouble = held(request, binding, allow.endpoint).trouble
+        if trouble:
+            return Deny(
+                reason=Reason.PLACE_AMBIGUOUS,
+                message="The place of a secret can be read in more than one way.",
+                hint=f"one {place_text(binding)} for binding {binding.name!r}; here: {trouble}",
+            )
     if _foreign(request, allow, decoys):
         return Deny(
             reason=Reason.FOREIGN_CREDENTIAL,
             message="The request holds a credential of its own.",
-            hint='foreign = "strip" takes it out of headers; one in a query needs foreign = "allow" on an endpoint',
+            hint='foreign = "strip" takes it out of headers, query and cookies; not out of a path or a body',
         )
     return allow
+
+
+_FIXED = frozenset({PlaceKind.PATH, PlaceKind.JSON, PlaceKind.FORM})  # what stands there can't be taken out
 
 
 def _foreign(request: Request, allow: Allow, decoys: Mapping[str, str]) -> bool:
     """Whether a credential of the client's own refuses the request; the strictest of endpoint and bindings counts."""
     if not allow.bindings and allow.endpoint.foreign is Foreign.ALLOW:
         return False
-    found = credentials_of(request)
-    if any(credential.place == "query" for credential in found):
+    filled = {b.name for b in allow.bindings if held(request, b, allow.endpoint).values}
+    ours = {b.name for b in allow.bindings if holds_decoy(request, b, allow, decoys.get(b.name, ""))}
+    left = [b for b in allow.bindings if b.name in filled - ours]
+    if any(b.mode is Mode.PLACEHOLDER and b.place in _FIXED for b in left):
         return True
     if Foreign.DENY not in {allow.endpoint.foreign, *(binding.foreign for binding in allow.bindings)}:
         return False
-    ours = {header_of(b) for b in allow.bindings if holds_decoy(request, b, decoys.get(b.name, ""))}
-    places = {header_of(binding) for binding in allow.bindings}
-    sent = {fold_name(name) for name, _ in request.headers}
-    return not ours.issuperset({credential.name for credential in found} | (places & sent))
+    if any(b.place is not PlaceKind.PATH for b in left):  # a segment holds something in any case
+        return True
+    return not {key_of(b) for b in allow.bindings if b.name in ours}.issuperset(_sent(request, allow))
+
+
+def _sent(request: Request, allow: Allow) -> set[Key]:
+    """The client's credentials, by their places. Beside a secret's cookie those that are none may stand."""
+    found = {(credential.place, credential.name) for credential in credentials_of(request)}
+    if any(b.place is PlaceKind.COOKIE for b in allow.bindings):
+        found.discard(("header", "cookie"))
+        found |= {("cookie", cookie.name) for cookie in cookies_of(request.headers) if not is_plain(cookie)}
+    return found

@@ -4,6 +4,7 @@ import base64
 from collections.abc import Iterator
 
 from rules.correlate import DEFAULT
+from rules.places import place_text
 from rules.policy import AllowRule, Binding, BodyTerm, CorporateProxy, Endpoint, OnAlarm, Policy, Role
 
 __all__ = ["describe", "describe_role"]
@@ -76,9 +77,9 @@ def _bounds(binding: Binding) -> str:
 
 
 def _place(binding: Binding) -> str:
-    if binding.sign is not None:
-        return f"sigv4 for {binding.sign.service or 'any service'} in {binding.sign.region or 'any region'}"
-    return f"header:{binding.header}" if binding.place == "header" else binding.place.value
+    if binding.sign is None:
+        return place_text(binding)
+    return f"sigv4 for {binding.sign.service or 'any service'} in {binding.sign.region or 'any region'}"
 
 
 def _dialled(endpoint: Endpoint) -> Iterator[tuple[str, str]]:

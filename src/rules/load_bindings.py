@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 
 from rules import load_units
-from rules.credentials import CORRELATION_HEADERS, PROVENANCE_HEADERS
 from rules.envnames import ENV_NAME, refused
+from rules.load_places import read_format, read_place
 from rules.load_signing import AWS_DECOY, load_signing
 from rules.placeholders import ShapeError, check_shape
 from rules.policy import Binding, Foreign, Mode, Placeholder, PlaceKind, Rate, SecretRule, SourceKind
@@ -19,19 +19,8 @@ BINDING_KEYS = (
 BINDING_LATER: tuple[str, ...] = ()
 _MAX_USES = 10**9
 SOURCES_LATER = ("command", "vault")
-PLACES_LATER = ("query", "cookie", "path", "json", "form")
 
-# RFC 9110, 5.6.2, lower case, without "_": CGI and WSGI servers see no difference between it and "-"
-_TOKEN = re.compile(r"[!#$%&'*+.^`|~0-9a-z-]{1,64}")
 _KEYRING = re.compile(r"[A-Za-z0-9._@-]{1,64}/[A-Za-z0-9._@/-]{1,128}")
-# Headers that frame the message, belong to one hop (RFC 9110, 7.6.1), name the target, or are set by the gateway.
-_FRAMING = (
-    "connection keep-alive proxy-connection te trailer transfer-encoding upgrade http2-settings host content-length "
-    "content-type content-encoding content-range accept-encoding expect date user-agent max-forwards range "
-    "x-http-method x-http-method-override x-method-override x-original-method x-original-url x-rewrite-url "
-    "x-original-uri x-override-url"
-)
-UNFIT_HEADERS = frozenset(_FRAMING.split()) | CORRELATION_HEADERS | PROVENANCE_HEADERS
 
 
 def load_secrets(tables: Mapping[str, Table]) -> dict[str, SecretRule]:
@@ -72,7 +61,7 @@ def load_bindings(tables: Mapping[str, Table]) -> dict[str, Binding]:
 
 
 def _binding(name: str, table: Table) -> Binding:
-    place, header = _place(table)
+    place = read_place(table)
     scrub, drop_set_cookie = _response(table)
     mode = table.choice("mode", Mode, Mode.OVERWRITE)
     return Binding(
@@ -80,18 +69,20 @@ def _binding(name: str, table: Table) -> Binding:
         secret=table.text("secret", required=True),
         endpoint=table.text("endpoint", required=True),
         rules=frozenset(table.texts("rules", required=True, empty=False)),
-        place=place,
-        header=header,
-        format=_format(table, place, header),
+        place=place.kind,
+        header=place.header,
+        slot=place.slot,
+        json_path=place.json_path,
+        format=read_format(table, place),
         mode=mode,
-        placeholder=_placeholder(table, mode, place),
+        placeholder=_placeholder(table, mode, place.kind),
         foreign=table.choice("foreign", Foreign, Foreign.STRIP, but=(Foreign.ALLOW,)),
         scrub=scrub,
         drop_set_cookie=drop_set_cookie,
         ttl=_ttl(table),
         max_uses=table.number("max_uses", 0, low=1, high=_MAX_USES) or None,
         rates=_rates(table),
-        sign=load_signing(table, place, mode),
+        sign=load_signing(table, place.kind, mode),
     )
 
 
@@ -109,55 +100,6 @@ def _rates(table: Table) -> tuple[Rate, ...]:
     if text and rate is None:
         table.fault("rate", f"got {show(text)}, expected a whole number, / and one of s, m, h, d", 'as in "60/m"')
     return (Rate(count=rate[0], seconds=rate[1]),) if rate else ()
-
-
-def _place(table: Table) -> tuple[PlaceKind, str]:
-    text = table.text("place", required=True)
-    kind, _, header = text.partition(":")
-    if text in ("basic", "sigv4"):
-        return PlaceKind(text), "authorization"
-    if text == "certificate":
-        return PlaceKind.CERTIFICATE, ""
-    if kind == "header":
-        _check_header(table, header)
-        return PlaceKind.HEADER, header
-    if kind in PLACES_LATER:
-        table.fault("place", f"not yet: the place {kind} is not built", 'use "header:NAME" or "basic"')
-    elif text:
-        hint = closest(kind, ("header", "basic", "sigv4", "certificate"))
-        table.fault("place", f'got {show(text)}, expected "header:NAME", "basic", "sigv4" or "certificate"', hint)
-    return PlaceKind.HEADER, "authorization"
-
-
-def _check_header(table: Table, header: str) -> None:
-    if header != header.lower() and _TOKEN.fullmatch(header.lower()):
-        table.fault("place", f"got {show(header)}, expected a header in lower case", f'write "header:{header.lower()}"')
-    elif not _TOKEN.fullmatch(header):
-        table.fault("place", f"got {show(header)}, expected the name of a header", 'as in "header:authorization"')
-    elif header in UNFIT_HEADERS or header.startswith(("credgate-", "proxy-", "sec-")):
-        table.fault("place", f"{header} carries no secret: it frames or routes the message", 'as in "header:x-api-key"')
-    elif header in {"cookie", "set-cookie"}:
-        table.fault("place", f"not yet: a secret in {header} is not built", 'use another "header:NAME" or "basic"')
-
-
-def _format(table: Table, place: PlaceKind, header: str) -> str:
-    """Read the format. Basic has no default: the user name differs from target to target."""
-    if place in {PlaceKind.SIGV4, PlaceKind.CERTIFICATE}:
-        return ""
-    if place is PlaceKind.BASIC:
-        text = table.text("format", required=True)
-        if text and ":" not in text:
-            hint = 'write "USER:{secret}", as in "x-access-token:{secret}"'
-            table.fault("format", f"got {show(text)}, expected user and password with a colon between", hint)
-    else:
-        text = table.text("format", "Bearer {secret}" if header == "authorization" else "{secret}")
-    if text and text.count("{secret}") != 1:
-        table.fault("format", f"got {show(text)}, expected {{secret}} exactly once", 'as in "Bearer {secret}"')
-    elif any(brace in text.replace("{secret}", "") for brace in "{}"):
-        table.fault("format", f"got {show(text)}, expected no other braces than those of {{secret}}")
-    elif text != text.strip() or not text.isascii():
-        table.fault("format", f"got {show(text)}, expected ASCII without a space at either end")
-    return text
 
 
 def _placeholder(table: Table, mode: Mode, place: PlaceKind) -> Placeholder | None:

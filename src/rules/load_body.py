@@ -25,15 +25,20 @@ def body_term(rule: Table, methods: frozenset[str]) -> BodyTerm | None:
     table = rule.table("body", known=BODY_KEYS)
     kind = table.choice("type", BodyType, BodyType.JSON)
     if not table.has("type"):
-        table.fault("type", 'missing, expected "json" or "graphql"', 'add: type = "json"')
+        table.fault("type", 'missing, expected "json", "graphql" or "form"', 'add: type = "json"')
     graphql = kind is BodyType.GRAPHQL
     for key in _JSON_ONLY if graphql else ("operations",):
         if table.has(key):
             table.fault(key, f"not of type {kind.value}", "take it out")
+    form = kind is BodyType.FORM
     return BodyTerm(
         type=kind,
         max=_max(table),
-        tests=(*_tests(table, "equals", several=False), *_tests(table, "in", several=True), *_absent(table)),
+        tests=(
+            *_tests(table, "equals", several=False, form=form),
+            *_tests(table, "in", several=True, form=form),
+            *_absent(table, form=form),
+        ),
         keys=_keys(table),
         operations=_operations(table) if graphql else frozenset(),
     )
@@ -55,29 +60,34 @@ def _keys(table: Table) -> frozenset[str] | None:
     return frozenset(table.texts("keys", empty=False)) if table.has("keys") else None
 
 
-def _tests(table: Table, key: str, *, several: bool) -> Iterator[FieldTest]:
+def _tests(table: Table, key: str, *, several: bool, form: bool) -> Iterator[FieldTest]:
     for text, value in table.mapping(key):
         where = f"{table.at(key)}.{show(text)}"
         values = value if several else [value]
         if not isinstance(values, list) or not values:
             table.report.add(where, f"got {kind_of(value)}, expected an array of the values that it may have")
             continue
-        path = _path(table, where, text)
+        path = _path(table, where, text, form=form)
         scalars = tuple(_scalar(table, where, v) for v in values)
+        if form and not all(isinstance(v, str) for v in scalars):
+            table.report.add(where, "got a value that is no string, and a form holds nothing else", "quote it")
         if path is not None:
             yield FieldTest(path=path, values=scalars)
 
 
-def _absent(table: Table) -> Iterator[FieldTest]:
+def _absent(table: Table, *, form: bool) -> Iterator[FieldTest]:
     for i, text in enumerate(table.texts("absent")):
-        path = _path(table, f"{table.at('absent')}[{i}]", text)
+        path = _path(table, f"{table.at('absent')}[{i}]", text, form=form)
         if path is not None:
             yield FieldTest(path=path, values=())
 
 
-def _path(table: Table, where: str, text: str) -> FieldPath | None:
+def _path(table: Table, where: str, text: str, *, form: bool) -> FieldPath | None:
     try:
-        return FieldPath.parse(text)
+        path = FieldPath.parse(text)
+        if form and len(path.steps) > 1:
+            table.report.add(where, f"got {show(text)}, and the fields of a form have no fields of their own")
+        return path
     except FieldPathError as fault:
         table.report.add(where, fault.detail, fault.hint)
         return None

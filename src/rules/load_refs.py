@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from rules.load_fit import check_place
+from rules.places import overlap, place_text
 from rules.policy import Binding, CorporateProxy, Endpoint, Foreign, Role, SecretRule, TestCase
 from rules.tables import Report, Table, closest, join, show
 
@@ -77,6 +79,7 @@ def _binding(report: Report, binding: Binding, draft: Draft) -> None:
     elif endpoint is not None:
         _bound_rules(report, f"{where}.rules", binding, endpoint, draft)
         _bound_endpoint(report, where, endpoint, draft)
+        check_place(report, binding, endpoint)
 
 
 def _bound_rules(report: Report, where: str, binding: Binding, endpoint: Endpoint, draft: Draft) -> None:
@@ -161,10 +164,10 @@ def _one_target(report: Report, where: str, one: Endpoint, other: Endpoint) -> N
 
 def _pair(report: Report, where: str, one: Binding, other: Binding) -> None:
     shared = sorted(one.rules & other.rules)
-    if one.endpoint == other.endpoint and one.header == other.header and shared:
+    if one.endpoint == other.endpoint and shared and overlap(one, other):
         report.add(
             where,
-            f"{one.name} and {other.name} write one place ({one.header}) for the rule {', '.join(shared)}",
+            f"{one.name} and {other.name} write one place ({place_text(one)}) for the rule {', '.join(shared)}",
             "give them different rules, places or roles",
         )
     if one.sign and other.sign and (one.secret, one.placeholder) == (other.secret, other.placeholder):

@@ -99,7 +99,11 @@ def _upgrade(table: Table, methods: frozenset[str]) -> bool:
 
 def _deny(table: Table, ids: set[str]) -> DenyRule:
     methods = _methods(table, required=False) if table.has("methods") else None
-    return DenyRule(id=_id(table, ids), methods=methods, paths=_paths(table))
+    paths = _paths(table)
+    for i, pattern in enumerate(paths):
+        if pattern.holes:
+            table.report.add(f"{table.at('paths')}[{i}]", "names a segment, which no binding fills here", 'write "*"')
+    return DenyRule(id=_id(table, ids), methods=methods, paths=paths)
 
 
 def _denied_by_pack(table: Table, packs: Packs) -> Iterable[DenyRule]:

@@ -6,12 +6,12 @@ A body on GET or HEAD is refused: servers that ignore it read it as the next req
 
 import re
 from dataclasses import dataclass
-from urllib.parse import unquote_plus
 
 from rules.addresses import AddressClass, classify
 from rules.credentials import fold_name
 from rules.hosts import AddressLiteral, HostError, normalize_host
 from rules.paths import Ambiguity, normal_form
+from rules.queries import names_of
 from rules.reasons import Reason
 from rules.request import Request, Via, Wire
 from rules.verdict import Deny
@@ -94,7 +94,7 @@ def _parse(wire: Wire) -> Request:
     normal = normal_form(path)
     if isinstance(normal, Ambiguity):
         raise _refuse(Reason.PATH_AMBIGUOUS, "The path can be read in more than one way.", hint=normal.why)
-    names = _query_names(query)
+    names = names_of(query.decode("ascii"))
     _check_overrides(wire, names)
     _check_body(wire, method)
     return Request(
@@ -265,12 +265,6 @@ def _split_target(target: bytes) -> tuple[bytes, bytes]:
     if not _QUERY.fullmatch(query):
         raise _refuse(Reason.PATH_AMBIGUOUS, "The path can be read in more than one way.", hint="a query outside ascii")
     return path, query
-
-
-def _query_names(query: bytes) -> tuple[str, ...]:
-    """Decoded names in order; ";" ends a parameter too, as it does for some servers."""
-    parts = re.split(r"[&;]", query.decode("ascii"))
-    return tuple(unquote_plus(part.partition("=")[0]) for part in parts if part)
 
 
 def _check_overrides(wire: Wire, names: tuple[str, ...]) -> None:

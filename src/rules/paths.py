@@ -28,6 +28,7 @@ _FORBIDDEN_ESCAPES = frozenset(range(0x20)) | {0x7F} | frozenset(rb"\;")
 _DOUBLE = re.compile(r"%25[0-9A-Fa-f]{2}")
 _FORMAT = re.compile(r"(?<=[^/])\.[a-z0-9]*\Z")
 _VERB = re.compile(r"\*:[A-Za-z]+")
+_HOLE = re.compile(r"\{([a-z][a-z0-9_]{0,31})\}")
 _DOTS = frozenset({".", ".."})
 
 
@@ -52,12 +53,13 @@ class PathPattern:
 
     "/a/**" covers "/a", "/a/" and all below; "/**" covers every path. "*:verb" is a segment that ends so (Google's
     custom methods, AIP-136). `loose` are the segments as the most liberal server would read them, for deny rules.
-    Built by parse.
+    `holes`: the named segments and where they are, which match as "*". Built by parse.
     """
 
     text: str
     segments: tuple[str, ...]
     loose: tuple[str, ...]
+    holes: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> "PathPattern":
@@ -66,13 +68,16 @@ class PathPattern:
             raise PathError(f"path {text!r} does not start with a slash", f'write "/{text}"')
         if "?" in text:
             raise PathError(f"path {text!r} holds a query", "put the names of query parameters into query = { allow }")
+        holes = _holes(text)
+        written, text = text, "/".join("*" if _HOLE.fullmatch(part) else part for part in text.split("/"))
         normal = normal_form(text.encode("utf-8", "surrogatepass"))
         if isinstance(normal, Ambiguity):
             raise PathError(f"path {text!r}: {normal.why}", "write each character bare, or escaped once if it must be")
         segments = tuple(_fold(text).split("/")[1:])
         if any("*" in segment and segment not in ("*", "**") and not is_verb(segment) for segment in segments):
             raise PathError(f"path {text!r} has a wildcard inside a segment", 'use "*" for a whole segment')
-        return cls(text=text, segments=segments, loose=tuple(unquote(text).lower().split("/")[1:]))
+        loose = tuple(unquote(text).lower().split("/")[1:])
+        return cls(text=written, segments=segments, loose=loose, holes=holes)
 
     def matches(self, path: str) -> bool:
         """Whether a path in normal form is covered."""
@@ -81,6 +86,22 @@ class PathPattern:
     def could_mean(self, readings: Iterable[str]) -> bool:
         """Whether some server could take the path as one that is covered: `readings` of the path, for deny rules."""
         return any(_match(self.loose, reading.split("/")[1:]) for reading in readings)
+
+
+def _holes(text: str) -> tuple[tuple[str, int], ...]:
+    """The named segments of a pattern. Raises PathError."""
+    segments = text.split("/")[1:]
+    found = tuple((hole[1], i) for i, part in enumerate(segments) if (hole := _HOLE.fullmatch(part)))
+    if any("{" in part or "}" in part for part in segments if not _HOLE.fullmatch(part)):
+        raise PathError(
+            f"path {text!r} holds a brace that names no whole segment",
+            'write "/{token}/x", with the rest of the segment in the format of the binding: "bot{secret}"',
+        )
+    if len({name for name, _ in found}) < len(found):
+        raise PathError(f"path {text!r} names two segments alike", "give each a name of its own")
+    if found and "**" in segments[: found[-1][1]]:
+        raise PathError(f'path {text!r} names a segment behind "**"', "name the segments before it one by one")
+    return found
 
 
 def normal_form(raw: bytes) -> Path | Ambiguity:

@@ -44,6 +44,11 @@ class PlaceKind(StrEnum):
 
     HEADER = "header"
     BASIC = "basic"
+    QUERY = "query"
+    PATH = "path"
+    COOKIE = "cookie"
+    JSON = "json"
+    FORM = "form"
     SIGV4 = "sigv4"  # AWS: not the secret goes there but a signature made with it
     CERTIFICATE = "certificate"  # of the client, in the TLS handshake: no header carries it
 
@@ -84,6 +89,7 @@ class BodyType(StrEnum):
 
     JSON = "json"
     GRAPHQL = "graphql"
+    FORM = "form"
 
 
 type Scalar = str | int | bool
@@ -204,10 +210,11 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placeholder:
-    """A decoy for the jail's environment. `shape` e.g. "ghp_{36}": literal text and {N} random base62 characters."""
+    """A decoy for the jail's environment. `shape` as rules.placeholders reads it; `claims`: JSON of a "jwt" shape."""
 
     env: str
     shape: str
+    claims: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,8 +249,9 @@ class Signing:
 class Binding:
     """A secret bound to rules of one endpoint. `header` lower case; `format` holds "{secret}" once.
 
-    For place "basic" `format` is the text before base64, "USER:{secret}". `sign` goes with place "sigv4" alone;
-    `header` is "" for place "certificate".
+    `format` is the text before base64, escapes or quotes of the place. `slot` names what holds it where that is no
+    header: the query's parameter, the path's segment, the cookie, the field of a form or of JSON, `json_path` too then.
+    `sign` goes with place "sigv4" alone; `header` is "" for place "certificate".
     """
 
     name: str
@@ -252,6 +260,8 @@ class Binding:
     rules: frozenset[str]  # AllowRule.id of that endpoint
     place: PlaceKind
     header: str = "authorization"
+    slot: str = ""
+    json_path: FieldPath | None = None
     format: str = "Bearer {secret}"
     mode: Mode = Mode.OVERWRITE
     placeholder: Placeholder | None = None

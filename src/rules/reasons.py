@@ -22,6 +22,7 @@ class Reason(StrEnum):
     BODY_REFUSED = "body_refused"  # e.g. a body on GET
     SIGNATURE_REFUSED = "signature_refused"  # an AWS signature of a kind that is not made anew
     BINDING_AMBIGUOUS = "binding_ambiguous"  # two bindings would write one place
+    PLACE_AMBIGUOUS = "place_ambiguous"  # where a secret goes has more than one reading, or stands there twice
     FOREIGN_CREDENTIAL = "foreign_credential"  # the client's own credential where the policy says deny
     PLACEHOLDER_MISPLACED = "placeholder_misplaced"  # a decoy in a credential place where it does not belong
     SECRET_MISPLACED = "secret_misplaced"  # a real secret on its way out, elsewhere than at its place

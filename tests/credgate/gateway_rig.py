@@ -386,6 +386,7 @@ async def rig(
     h2_port: int = 0,
     alpn: tuple[str, ...] = ("http/1.1",),
     test_ca: TargetCa | None = None,
+    decoys: Mapping[str, str] = {"swap": DECOY},
 ) -> AsyncIterator[Rig]:
     """Everything up; `good_hosts` are the names that the good target has a certificate for."""
     ca = test_ca or TargetCa(tmp, "targets")
@@ -402,7 +403,7 @@ async def rig(
             role="dev",
             gateway_ip="127.0.0.99",
             proxy_port=ports["proxy"],
-            decoys={"swap": DECOY},
+            decoys=decoys,
             proof="proof-1",
         )
         authority = Authority.load_or_create(tmp / "ca")

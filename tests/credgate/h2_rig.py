@@ -26,6 +26,7 @@ _RAW = {
 class H2Request:
     fields: Fields
     size: int = 0
+    body: bytes = b""
     trailers: Fields = field(default_factory=list)
 
     def values(self, name: bytes) -> list[bytes]:
@@ -77,6 +78,7 @@ class H2Session:
             self.seen.append(self._open[event.stream_id])
         elif isinstance(event, h2.events.DataReceived):
             self._open[event.stream_id].size += len(event.data)
+            self._open[event.stream_id].body += event.data[: 1 << 16]
             self._conn.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
         elif isinstance(event, h2.events.TrailersReceived):
             self._open[event.stream_id].trailers = list(event.headers)

@@ -176,7 +176,7 @@ def sent_as_judged(case: dict[str, Any], asked: Asked, said: Said, r: Rig) -> st
     h2_seen = [s for t in (r.good, r.plain) for session in t.sessions for s in session.seen]
     targets = [s.line.split()[1] for s in seen] + [s.values(b":path")[0] for s in h2_seen]
     credentials = [v for s in (*seen, *h2_seen) for v in s.values(b"authorization")]
-    if targets != [asked.target]:
+    if targets != [case.get("sent", asked.target.decode()).encode()]:
         return f"{case['name']}: {targets} was sent"
     real = [v for v in credentials if SECRET.encode() in v or SECRET[::-1].encode() in v]
     return "" if real == credentials and len(real) == len(said.injected) else f"{case['name']}: {credentials} was sent"

@@ -340,7 +340,13 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "file": ("secret.s.source", "file:/whole/path", MINIMAL + '[secret.s]\nsource = "file:token"\n'),
     "secret with a value": ("secret.s.value", "unknown key", MINIMAL + '[secret.s]\nsource = "env:S"\nvalue = "x"\n'),
     "no place": ("binding.b.place", "missing", MINIMAL + BOUND),
-    "later place": ("binding.b.place", "not yet", MINIMAL + BOUND + 'place = "query:token"\n'),
+    "place without a name": ("binding.b.place", "plain name", MINIMAL + BOUND + 'place = "query:"\n'),
+    "place of a pattern": ("binding.b.place", "one field", MINIMAL + BOUND + 'place = "json:a[*].b"\n'),
+    "place that may be missing": ("binding.b.place", "one field", MINIMAL + BOUND + 'place = "json:a?"\n'),
+    "place of no body": ("binding.b.place", "no body", MINIMAL + BOUND + 'place = "json:token"\n'),
+    "place of no form": ("binding.b.place", 'type = "form"', MINIMAL + BOUND + 'place = "form:token"\n'),
+    "place of no segment": ("binding.b.place", "no segment is {token}", MINIMAL + BOUND + 'place = "path:token"\n'),
+    "basic with a name": ("binding.b.place", "expected", MINIMAL + BOUND + 'place = "basic:x"\n'),
     "unknown place": ("binding.b.place", 'did you mean "header"?', MINIMAL + BOUND + 'place = "headr:x"\n'),
     "place host": ("binding.b.place", "carries no secret", MINIMAL + BOUND + 'place = "header:host"\n'),
     "place content-length": (
@@ -361,7 +367,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     ),
     "place user-agent": ("binding.b.place", "carries no secret", MINIMAL + BOUND + 'place = "header:user-agent"\n'),
     "place request id": ("binding.b.place", "carries no secret", MINIMAL + BOUND + 'place = "header:x-request-id"\n'),
-    "place cookie": ("binding.b.place", "not yet", MINIMAL + BOUND + 'place = "header:cookie"\n'),
+    "place cookie": ("binding.b.place", "cookie:NAME", MINIMAL + BOUND + 'place = "header:cookie"\n'),
     "place upper case": ("binding.b.place", '"header:x-api-key"', MINIMAL + BOUND + 'place = "header:X-Api-Key"\n'),
     "place no header": ("binding.b.place", "name of a header", MINIMAL + BOUND + 'place = "header:a b"\n'),
     "place underscore": ("binding.b.place", "name of a header", MINIMAL + BOUND + 'place = "header:x_api_key"\n'),
@@ -539,7 +545,7 @@ TWO = BINDING + BINDING[BINDING.index("[binding.b]") :].replace("binding.b", "bi
 
 def test_two_bindings_for_one_place_and_rule_are_refused_in_one_role() -> None:
     role = ROLE + 'bindings = ["b", "c"]\n'
-    assert "one place (authorization)" in problems(MINIMAL + TWO + role)["role.r.bindings"].message
+    assert "one place (header:authorization)" in problems(MINIMAL + TWO + role)["role.r.bindings"].message
 
 
 def test_two_bindings_for_one_place_may_be_in_two_roles_or_for_two_places() -> None:

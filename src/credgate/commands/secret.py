@@ -17,6 +17,7 @@ from credgate.secretindex import SERVICE, Entry, check_name, read_index
 from credgate.secretvalue import MAX_VALUE, SecretUnavailable, check_value
 from credgate.text import escape
 from credgate.vault import Vault, forget, store
+from rules.places import place_text
 from rules.policy import Binding, Policy, SecretRule, SourceKind
 
 _EXAMPLES = """examples:
@@ -230,7 +231,7 @@ def _target(policy: Policy, binding: Binding) -> dict[str, object]:
         "endpoint": endpoint.name,
         "host": endpoint.host.text,
         "port": endpoint.port,
-        "place": f"{binding.place}:{binding.header}" if binding.place == "header" else str(binding.place),
+        "place": place_text(binding),
         "mode": str(binding.mode),
         "rules": [
             {"id": rule.id, "methods": sorted(rule.methods), "paths": [path.text for path in rule.paths]}

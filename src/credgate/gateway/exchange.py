@@ -60,6 +60,8 @@ class Exchange:
     request: Request | None = field(default=None, repr=False)  # its headers are the client's
     allow: Allow | None = None
     cred_fp: str = ""  # of the credentials that were put in
+    path: str = ""  # for the ledger: without what a binding writes into it; "": the request's own
+    query_names: tuple[str, ...] | None = None  # of what is sent; None: the request's own
     intent_seq: int = 0
     target: Target | None = None
     pin: str = ""

@@ -4,7 +4,7 @@ rules said yes, nothing is injected before the ledger has it on disk, nothing is
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from mitmproxy.http import Headers, HTTPFlow
@@ -16,6 +16,7 @@ from credgate.gateway.clientcert import Identity, certificate_of, parse_identity
 from credgate.gateway.decoded import Undecodable, decoded
 from credgate.gateway.dial import Dialler
 from credgate.gateway.exchange import ClientState, Exchange, Key, Target
+from credgate.gateway.livedecoys import LiveDecoys
 from credgate.gateway.records import Records
 from credgate.gateway.refusal import deny
 from credgate.gateway.signing import signed, unfit
@@ -28,8 +29,9 @@ from credgate.secretvalue import Secret, SecretUnavailable
 from rules.correlate import Marks
 from rules.decide import decide
 from rules.grants import Use
-from rules.inject import InjectError, authority, injected, rewrite
+from rules.inject import InjectError, authority, injected, path_for_records, rewrite
 from rules.parse import parse_request
+from rules.queries import names_of
 from rules.reasons import Reason
 from rules.request import Outgoing, Request, Via, Wire
 from rules.verdict import Allow, Deny
@@ -72,6 +74,7 @@ class Judge:
     vault: "Vault"
     dialler: Dialler
     known: KnownValues
+    decoys: LiveDecoys = field(default_factory=LiveDecoys)
 
     async def judge(
         self,
@@ -89,6 +92,7 @@ class Judge:
         if isinstance(judged, Deny):
             return judged
         request, allow = judged
+        exchange.path = path_for_records(request, allow)
         state.bindings.update(binding.name for binding in allow.bindings)
         use = standing.use_of(allow, request)
         first: Deny | BodyWanted | None = standing.may(state.run, use)
@@ -103,6 +107,7 @@ class Judge:
             exchange.allow, exchange.target = allow, target
             exchange.pin = state.pins.get(target.key, "") or str(target.addresses[0])
             out, bindings = await self._rewritten(state.run, exchange, request, allow, body)
+            exchange.query_names = names_of(out.target.partition("?")[2])
             marks = marks_of(state.run.id, allow.endpoint, request, out)
             noted = await self._noted(state, exchange, marks, bindings, use)
             return replace(out, fields=marks.put(out.fields, exchange.intent_seq)) if noted is None else noted
@@ -123,16 +128,17 @@ class Judge:
         if isinstance(request, Deny):
             return request
         exchange.request = request
+        others = self.decoys.others(run)
         if body is None:
-            return _with(request, decide(run.policy, run.role, request, run.decoys))
+            return _with(request, decide(run.policy, run.role, request, run.decoys, others))
         try:
             whole = replace(request, body=decoded(request.headers, body, exchange.body_max))
         except Undecodable as why:
             return body_refused(str(why))
         if len(body) < _QUICK:
-            return _with(whole, decide(run.policy, run.role, whole, run.decoys))
+            return _with(whole, decide(run.policy, run.role, whole, run.decoys, others))
         # Parsing 32 MiB takes seconds, in which the other runs would stand still.
-        return _with(whole, await asyncio.to_thread(decide, run.policy, run.role, whole, run.decoys))
+        return _with(whole, await asyncio.to_thread(decide, run.policy, run.role, whole, run.decoys, others))
 
     async def _target(
         self, state: ClientState, allow: Allow, request: Request, connected: frozenset[Key]

@@ -205,8 +205,8 @@ def _request_fields(exchange: Exchange) -> dict[str, object]:
         "host": request.host,
         "port": request.port,
         "method": request.method,
-        "path": request.path,
-        "query_names": request.query_names,
+        "path": exchange.path or request.path,
+        "query_names": request.query_names if exchange.query_names is None else exchange.query_names,
     }
 
 

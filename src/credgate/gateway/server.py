@@ -131,6 +131,7 @@ class Gateway:
         if run.id in self._instances:
             raise GatewayError("run_served", f"run {run.id} is served already")
         self._instances[run.id] = made = []
+        self._hooks.judge.decoys.add(run)
         try:
             for listener in listeners:
                 instance = CredgateInstance.bind(
@@ -172,6 +173,7 @@ class Gateway:
     async def close(self, run_id: str) -> None:
         """Close the listeners of a run and all its client and upstream connections. Unknown runs are no error."""
         self._expiry.disarm(run_id)
+        self._hooks.judge.decoys.drop(run_id)
         for instance in self._instances.pop(run_id, []):
             await instance.shut()
             self._hooks.pool.close(instance.run)
