@@ -135,7 +135,7 @@ def _decoys(policy: Policy, role: str) -> dict[str, str]:
     """Sample placeholders, a different one for each binding of the role."""
     seed: Iterator[int] = count(1)
     named = {name: policy.bindings[name].placeholder for name in policy.roles[role].bindings}
-    return {name: make_decoy(p.shape, lambda n: next(seed) % n) for name, p in named.items() if p is not None}
+    return {name: make_decoy(p.shape, lambda n: next(seed) % n, p.claims) for name, p in named.items() if p is not None}
 
 
 def _filled(text: str, policy: Policy, decoys: Mapping[str, str]) -> str:

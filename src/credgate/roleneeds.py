@@ -18,7 +18,11 @@ def decoys_of(policy: Policy, role: str) -> dict[str, str]:
     Bindings that sign with one secret have one decoy: the SDKs of AWS know one pair of keys.
     """
     bindings = [policy.bindings[name] for name in policy.roles[role].bindings]
-    made = {b.name: make_decoy(b.placeholder.shape, secrets.randbelow) for b in bindings if b.placeholder}
+    made = {
+        b.name: make_decoy(b.placeholder.shape, secrets.randbelow, b.placeholder.claims)
+        for b in bindings
+        if b.placeholder
+    }
     shared: dict[tuple[str, Placeholder], str] = {}
     for binding in bindings:
         if binding.sign is not None and binding.placeholder is not None:

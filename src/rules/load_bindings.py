@@ -1,5 +1,6 @@
 """[secret.NAME] and [binding.NAME] tables into values."""
 
+import json
 import re
 from collections.abc import Mapping
 
@@ -7,7 +8,7 @@ from rules import load_units
 from rules.envnames import ENV_NAME, refused
 from rules.load_places import read_format, read_place
 from rules.load_signing import AWS_DECOY, load_signing
-from rules.placeholders import ShapeError, check_shape
+from rules.placeholders import JWT, ShapeError, check_claims, check_shape
 from rules.policy import Binding, Foreign, Mode, Placeholder, PlaceKind, Rate, SecretRule, SourceKind
 from rules.tables import Table, closest, show
 
@@ -114,8 +115,9 @@ def _placeholder(table: Table, mode: Mode, place: PlaceKind) -> Placeholder | No
         table.fault("placeholder", 'got one, but mode is "overwrite"', hint)
     if not written:
         return None
-    inner = table.table("placeholder", known=("env", "shape"))
-    return Placeholder(env=_decoy_env(inner), shape=_shape(inner))
+    inner = table.table("placeholder", known=("env", "shape", "claims"))
+    shape = _shape(inner)
+    return Placeholder(env=_decoy_env(inner), shape=shape, claims=_claims(inner, shape))
 
 
 def _decoy_env(table: Table) -> str:
@@ -134,6 +136,22 @@ def _shape(table: Table) -> str:
         except ShapeError as fault:
             table.fault("shape", fault.detail, fault.hint)
     return text
+
+
+def _claims(table: Table, shape: str) -> str:
+    """Read the payload of a token, as JSON."""
+    if table.has("claims") and shape != JWT:
+        table.fault("claims", f"got some beside the shape {show(shape)}", 'write shape = "jwt", or take them out')
+    try:
+        text = json.dumps(dict(table.mapping("claims")), allow_nan=False, separators=(",", ":"))
+        check_claims(text)
+    except ShapeError as fault:
+        table.fault("claims", fault.detail, fault.hint)
+    except (TypeError, ValueError):
+        table.fault("claims", "got a date or a number that JSON does not have", "write it as text")
+    else:
+        return "" if text == "{}" else text
+    return ""
 
 
 def _response(table: Table) -> tuple[bool, bool]:

@@ -9,7 +9,7 @@ from rules.tables import Table, show
 SIGN_KEYS = ("service", "region", "max")
 MAX_SIGNED = 32 << 20
 # What the AWS SDKs read; the secret's own decoy is never looked at, as it never leaves the client.
-AWS_DECOY = Placeholder(env="AWS_ACCESS_KEY_ID", shape="AKIA{16}")
+AWS_DECOY = Placeholder(env="AWS_ACCESS_KEY_ID", shape="AKIA{16:base32}")
 AWS_SECRET_ENV = "AWS_SECRET_ACCESS_KEY"  # noqa: S105 - a name
 _WORD = re.compile(r"[a-z0-9-]{1,64}")
 
