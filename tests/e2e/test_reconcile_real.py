@@ -109,7 +109,7 @@ def world(place: Site, ordinary_user: OrdinaryUser, authority: Authority) -> Ite
             done = place.run(place.python(), "-I", "-c", AGENT, json.dumps([list(HOSTS.values()), BUCKET]))
             assert done.returncode == 0, done.stderr
             said = {host: [int(word) for word in words] for host, *words in map(str.split, done.stdout.splitlines())}
-            assert said == SAID
+            assert said == SAID, place.ledger(ev="deny")
             made = World(site=place, servers=servers, honest=place.home / "honest")
             _wait_for(made, LINES)
             made.keep("honest")

@@ -186,7 +186,7 @@ def _s3(state: Path, authority: Authority, user: Sequence[str]) -> Iterator[Targ
             host=S3_HOST,
             port=number,
             ca=authority.ca,
-            token=f"{KEY_ID}:{secrets.token_urlsafe(30)}",
+            token=f"{KEY_ID}:{secrets.token_hex(20)}",
             witness=log,
             access_log=log,
         )
