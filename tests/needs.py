@@ -8,12 +8,14 @@ a guard whose tests were all skipped, renamed or deleted does not pass for teste
 import functools
 import os
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 
 from tests.features import FEATURES
 
 REQUIRE = "CREDGATE_REQUIRE"
+_SENT = "exercised"  # in what a worker of pytest-xdist hands to the process that started it
 
 _exercised = pytest.StashKey[set[str]]()
 _needed = pytest.StashKey[set[str]]()
@@ -73,9 +75,18 @@ def _whole_suite(config: pytest.Config) -> bool:
     return chosen and not (config.option.keyword or config.option.markexpr or config.option.collectonly)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """A worker of pytest-xdist ended: what its tests exercised counts here. One that crashed sends nothing."""
+    node.config.stash[_exercised] |= set(getattr(node, "workeroutput", {}).get(_SENT, ()))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
+    if hasattr(config, "workeroutput"):
+        config.workeroutput[_SENT] = sorted(config.stash[_exercised])
+        return
     if _whole_suite(config):
         config.stash[_unexercised] = sorted(required() - config.stash[_exercised])
     if config.stash[_unexercised] and session.exitstatus == pytest.ExitCode.OK:

@@ -80,6 +80,41 @@ def test_a_required_feature_that_is_exercised_passes(suite: pytest.Pytester, mon
     assert result.ret == pytest.ExitCode.OK
 
 
+def test_what_one_of_several_workers_exercised_counts(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CREDGATE_REQUIRE", "here")
+    suite.makepyfile(test_a=NEEDS_HERE, test_b="def test_b(): pass", test_c="def test_c(): pass")
+    result = suite.runpytest_subprocess("-n2", "--dist=loadfile")
+    result.assert_outcomes(passed=3)
+    assert result.ret == pytest.ExitCode.OK
+
+
+def test_what_no_worker_exercised_fails_the_session(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CREDGATE_REQUIRE", "here")
+    suite.makepyfile(test_a=NEEDS_HERE.replace("pass", "pytest.skip('not today')"), test_b="def test_b(): pass")
+    result = suite.runpytest_subprocess("-n2", "--dist=loadfile")
+    result.assert_outcomes(passed=1, skipped=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["ERROR here is required*no test that passed needs it"])
+
+
+WHERE = """
+    import os, socket
+    def test_where():
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+            print("NETWORK", os.readlink("/proc/self/ns/net"))
+            assert False
+"""
+
+
+@pytest.mark.needs("root")
+def test_each_worker_of_roots_suite_has_a_network_of_its_own(suite: pytest.Pytester) -> None:
+    suite.makepyfile(test_a=WHERE, test_b=WHERE)
+    result = suite.runpytest_subprocess("-p", "tests.parallel", "-n2", "--dist=loadfile")
+    result.assert_outcomes(failed=2)
+    seen = {line for line in result.outlines if line.startswith("NETWORK")}
+    assert len(seen) == 2 and f"NETWORK {os.readlink('/proc/self/ns/net')}" not in seen
+
+
 def test_a_part_of_the_suite_is_not_asked_for_all_features(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,11 +12,16 @@ import sys
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 
 
-def main(command: list[str]) -> None:
-    """Become the command. Raises OSError where the namespace is refused."""
+def enter() -> None:
+    """Leave the network of the caller. Raises OSError where the namespace is refused."""
     os.unshare(os.CLONE_NEWNET)
     with socket.socket() as sock:
         fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP))
+
+
+def main(command: list[str]) -> None:
+    """Become the command in there."""
+    enter()
     os.execvp(command[0], command)
 
 

@@ -1,0 +1,34 @@
+"""A pytest plugin: what pytest-xdist's workers need so that tests of two of them don't meet.
+
+By root each worker has a network of its own, loopback alone: ports and abstract sockets that one test takes can't be
+another's, and a packet that a failing guard lets out goes nowhere. Tests of one file stay together (`--dist loadfile`),
+as module fixtures do; the files with the longest tests go first, or one worker would be left alone with them.
+"""
+
+import os
+import runpy
+from pathlib import Path
+
+import pytest
+
+_OWN_NETWORK = Path(__file__).parent.parent / "scripts/lib/own_network.py"
+
+_FIRST = "tests/e2e/"  # a test there takes seconds, most of them waiting; elsewhere hundreds take one
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this process was started by another pytest, to run a share of its tests."""
+    return hasattr(config, "workerinput")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if is_worker(config) and os.geteuid() == 0:
+        runpy.run_path(str(_OWN_NETWORK))["enter"]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Behind pytest-randomly, whose order of the files stays as it is in both parts."""
+    if is_worker(config):
+        items.sort(key=lambda item: not item.nodeid.startswith(_FIRST))
