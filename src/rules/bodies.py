@@ -16,7 +16,7 @@ from rules.policy import AllowRule, BodyTerm, BodyType, FieldTest, Scalar
 from rules.queries import Parameter, likeness
 from rules.request import Request
 
-__all__ = ["MAX_NODES", "Document", "Unreadable", "beside", "form_misfit", "misfit", "read"]
+__all__ = ["MAX_NODES", "Document", "Unreadable", "beside", "form_misfit", "misfit", "parse", "read"]
 
 _JSON_TYPE = re.compile(
     rb"application/(?:json|[a-z0-9!#$&^_.-]+\+json)[ \t]*(?:;[ \t]*charset=\"?utf-8\"?[ \t]*)?", re.IGNORECASE
@@ -41,10 +41,14 @@ class Document:
 
 def read(request: Request) -> Document | Unreadable:
     """Read the body of a request as JSON."""
-    body = request.body or b""
     types = [value for name, value in request.headers if fold_name(name) == "content-type"]
     if len(types) != 1 or not _JSON_TYPE.fullmatch(types[0].strip(b" \t")):
         return Unreadable("content-type is not application/json")
+    return parse(request.body or b"")
+
+
+def parse(body: bytes) -> Document | Unreadable:
+    """Read bytes as JSON, of which nothing else says what they are."""
     if sum(map(body.count, (b",", b"[", b"{"))) > MAX_NODES:
         return Unreadable(f"more than {MAX_NODES} values")
     try:

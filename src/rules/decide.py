@@ -19,6 +19,7 @@ from rules.decoys import holds_decoy, misplaced, strange
 from rules.forms import read_form
 from rules.hosts import AddressLiteral, HostError, is_metadata_name, labels_of, normalize_host
 from rules.inject import injected
+from rules.messages import Messages
 from rules.parse import bracketed
 from rules.paths import readings_of
 from rules.places import Key, held, key_of, overlap, place_text
@@ -72,7 +73,8 @@ def _and(mine: Allow, above: Verdict) -> Verdict:
             message="The policy does not list this host for this role.",
             hint=f"endpoints {mine.endpoint.name!r} and {above.endpoint.name!r} dialled in the same way",
         )
-    return replace(mine, body_max=max(mine.body_max, above.body_max))
+    messages = tuple(dict.fromkeys((*mine.messages, *above.messages)))
+    return replace(mine, body_max=max(mine.body_max, above.body_max), messages=messages)
 
 
 def _decide(policy: Policy, role: str, request: Request, decoys: Mapping[str, str], others: Collection[str]) -> Verdict:
@@ -100,7 +102,7 @@ def _decide(policy: Policy, role: str, request: Request, decoys: Mapping[str, st
     allow = _bound(policy, role, bodied.matches)
     if isinstance(allow, Deny):
         return allow
-    allow = _signed(request, replace(allow, body_max=bodied.need), decoys)
+    allow = _signed(request, replace(allow, body_max=bodied.need, messages=bodied.messages), decoys)
     return allow if isinstance(allow, Deny) else _check_credentials(request, allow, decoys, others)
 
 
@@ -260,10 +262,11 @@ def _may_upgrade(here: tuple[Endpoint, ...], request: Request) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bodied:
-    """Matches after their body terms were asked; `need` as Allow.body_max."""
+    """Matches after their body terms were asked; `need` as Allow.body_max, `messages` as Allow.messages."""
 
     matches: tuple[_Match, ...]
     need: int = 0
+    messages: Messages = ()
 
 
 def _by_body(bindings: tuple[Binding, ...], matches: tuple[_Match, ...], request: Request) -> _Bodied | Deny:
@@ -275,6 +278,8 @@ def _by_body(bindings: tuple[Binding, ...], matches: tuple[_Match, ...], request
     asking = tuple(m for m in matches if m.rule.body is not None)
     if not asking or (free and not any(_names(b, m) for b in bindings for m in asking)):
         return _Bodied(matches=free)
+    if request.upgrade:
+        return _by_messages(bindings, matches, request)
     if request.body is None:
         return _Bodied(matches=matches, need=max(m.rule.body.max for m in asking if m.rule.body))
     document = bodies.read(request)
@@ -284,12 +289,26 @@ def _by_body(bindings: tuple[Binding, ...], matches: tuple[_Match, ...], request
         if m.rule.body
     }
     fitting = tuple(m for m in matches if not why.get(m.name))
-    if fitting:
-        return _Bodied(matches=fitting)
+    return _Bodied(matches=fitting) if fitting else _body_refused(asking[0], why[asking[0].name])
+
+
+def _by_messages(bindings: tuple[Binding, ...], matches: tuple[_Match, ...], request: Request) -> _Bodied | Deny:
+    """Of a handshake: what its rules ask of each message to come. It has no body, but it has a query."""
+    why = {m.name: bodies.beside(m.rule, m.rule.body, request) for m in matches if m.rule.body}
+    fitting = tuple(m for m in matches if not why.get(m.name))
+    if not fitting:
+        return _body_refused(matches[0], why[matches[0].name])
+    named = [tuple(m for m in fitting if _names(binding, m)) for binding in bindings]
+    asked = [part for part in named if part] or [fitting]
+    terms = [tuple(m.rule.body for m in part if m.rule.body) for part in asked if all(m.rule.body for m in part)]
+    return _Bodied(matches=fitting, messages=tuple(dict.fromkeys(terms)))
+
+
+def _body_refused(asking: _Match, why: str) -> Deny:
     return Deny(
         reason=Reason.BODY_REFUSED,
         message="The body is not what the rule allows.",
-        hint=f"a body that rule {asking[0].name} takes; this one: {why[asking[0].name]}",
+        hint=f"a body that rule {asking.name} takes; this one: {why}",
     )
 
 

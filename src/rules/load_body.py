@@ -16,12 +16,16 @@ _QUOTE = 'a path with dots is quoted: { "metadata.user" = "x" }'
 _JSON_ONLY = ("equals", "in", "absent", "keys")
 
 
-def body_term(rule: Table, methods: frozenset[str]) -> BodyTerm | None:
-    """Read the term; None where the rule has none."""
+def body_term(rule: Table, methods: frozenset[str], *, upgrade: bool) -> BodyTerm | None:
+    """Read the term; None where the rule has none. With `upgrade` it is of the messages of a WebSocket too."""
     if not rule.has("body"):
         return None
-    if methods & {"GET", "HEAD"}:
-        rule.fault("body", "got it beside the method GET, which has no body", "give GET a rule of its own")
+    if methods & {"GET", "HEAD"} and not upgrade:
+        rule.fault(
+            "body",
+            "got it beside the method GET, which has no body",
+            "give GET a rule of its own; with upgrade = true it is asked of each message of a WebSocket",
+        )
     table = rule.table("body", known=BODY_KEYS)
     kind = table.choice("type", BodyType, BodyType.JSON)
     if not table.has("type"):
@@ -31,6 +35,8 @@ def body_term(rule: Table, methods: frozenset[str]) -> BodyTerm | None:
         if table.has(key):
             table.fault(key, f"not of type {kind.value}", "take it out")
     form = kind is BodyType.FORM
+    if form and upgrade:
+        table.fault("type", "got form beside upgrade = true: no message of a WebSocket is one", 'write "json"')
     return BodyTerm(
         type=kind,
         max=_max(table),

@@ -79,14 +79,15 @@ def pack_name(table: Table, packs: Packs) -> str:
 
 def _allow(table: Table, ids: set[str]) -> AllowRule:
     methods = _methods(table, required=True)
+    upgrade = _upgrade(table, methods)
     return AllowRule(
         id=_id(table, ids),
         methods=methods,
         paths=_paths(table),
         query=_query(table),
         encoded_slash=table.flag("encoded_slash", default=False),
-        upgrade=_upgrade(table, methods),
-        body=body_term(table, methods),
+        upgrade=upgrade,
+        body=body_term(table, methods, upgrade=upgrade),
     )
 
 

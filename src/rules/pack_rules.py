@@ -107,7 +107,7 @@ def _allow(pack: str, table: Table) -> AllowRule:
         paths=tuple(PathPattern.parse(path) for path in table.texts("paths", required=True, empty=False)),
         query=frozenset(table.texts("query")) if table.has("query") else None,
         encoded_slash=table.flag("encoded_slash", default=False),
-        body=body_term(table, methods),
+        body=body_term(table, methods, upgrade=False),
     )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NoReturn
 
+from rules.messages import Messages
 from rules.policy import Binding, Endpoint
 from rules.reasons import Reason
 
@@ -20,12 +21,14 @@ class Allow(_NoTruth):
     """The request may go to `endpoint`, with each of `bindings` injected (at most one per place).
 
     `body_max` is 0, or the bytes of a body that has to be read first: the verdict on the request with it counts.
+    `messages` is of a WebSocket: its client's messages are held against it, each of them (rules.messages).
     """
 
     rule: str  # "ENDPOINT.ID", the deciding allow rule; "" before a rule was asked (CONNECT)
     endpoint: Endpoint
     bindings: tuple[Binding, ...] = ()
     body_max: int = 0
+    messages: Messages = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

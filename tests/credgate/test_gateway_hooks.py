@@ -144,7 +144,10 @@ def plant(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
 
 
 def test_every_hook_in_use_has_its_case() -> None:
-    assert set(BEFORE) | set(AFTER) == set(HOOKS) - {"socket_end"}  # that one: test_websocket
+    assert set(BEFORE) | set(AFTER) == set(HOOKS) - {
+        "socket_end",
+        "socket_message",
+    }  # test_websocket, test_socket_messages
     assert not set(BEFORE) & set(AFTER)
     assert not set(HOOKS) & QUIET
     assert (set(HOOKS) | QUIET) <= set(mitm_hooks.all_hooks)
@@ -284,8 +287,9 @@ STEPS_DRIVEN: dict[str, tuple[Drive, bool]] = {
 
 def test_every_step_has_its_case() -> None:
     steps = {name for name, value in vars(Steps).items() if callable(value) and not name.startswith("_")}
-    # `hold`: where bodies are judged, test_gateway_bodies; `passed`: test_websocket
-    assert steps - {"hold", "passed"} == set(STEPS_DRIVEN)
+    # `hold`: where bodies are judged, test_gateway_bodies; `passed`: test_websocket; `judge_message`:
+    # test_socket_messages
+    assert steps - {"hold", "passed", "judge_message"} == set(STEPS_DRIVEN)
 
 
 @pytest.mark.parametrize("name", STEPS_DRIVEN)

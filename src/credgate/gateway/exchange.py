@@ -69,6 +69,7 @@ class Exchange:
     held: int = 0  # bytes of it that are kept
     hold: Callable[[bytes], bool] | None = field(default=None, repr=False)  # counts them; True: refused
     count: Callable[[bool, int], str] | None = field(default=None, repr=False)  # of a WebSocket: Steps.passed
+    keep: Callable[[int], str] | None = field(default=None, repr=False)  # likewise: waiting.keep
     failure: Reason | None = None  # why the upstream gave no answer, or not a whole one
     why: str = ""  # more of it, for the ledger alone
     cleaning: Cleaning | None = field(default=None, repr=False)  # of its answer, where that is searched

@@ -30,6 +30,11 @@ class Frames:
         """Whether a Close frame has come whole."""
         return self._closing and not self._left
 
+    @property
+    def between(self) -> bool:
+        """Whether what came ends with a whole frame."""
+        return not self._left and not self._head
+
     def feed(self, data: bytes) -> None:
         """Look at the next bytes. Raises FrameError; nothing of `data` may be sent on then."""
         start = 0
@@ -37,6 +42,7 @@ class Frames:
             if self._left:
                 taken = min(self._left, len(data) - start)
                 self._left -= taken
+                self._payload(data[start : start + taken])
                 start += taken
                 continue
             if self._closing:
@@ -69,6 +75,13 @@ class Frames:
                 raise FrameError("a length that is not the shortest form")
         self._follow(opcode, final, length)
         self._left = length
+        self._began(head, opcode, length)
+
+    def _began(self, head: bytes, opcode: int, length: int) -> None:
+        """A frame's head was seen, and may come. For who keeps more than this class."""
+
+    def _payload(self, data: bytes) -> None:
+        """Bytes of the frame's payload, as they were sent."""
 
     def _follow(self, opcode: int, final: bool, length: int) -> None:
         """Whether this frame may come now (5.4, 5.5)."""

@@ -17,6 +17,7 @@ from OpenSSL import SSL
 
 from credgate.ca import Authority
 from credgate.errors import CredgateError
+from credgate.gateway import waiting
 from credgate.gateway.cleaning import Unreadable
 from credgate.gateway.exchange import ClientState, Exchange, Target, exchange_of
 from credgate.gateway.http1 import BadHead
@@ -28,7 +29,7 @@ from credgate.gateway.steps import Steps, Timeouts
 from credgate.gateway.turn import Turn
 from credgate.gateway.upstream import UpstreamTls
 from credgate.gateway.waiting import BodyWanted, let_all_go
-from credgate.gateway.websocket import SocketEnd
+from credgate.gateway.websocket import SocketEnd, SocketMessage
 from rules.addresses import unmap
 from rules.decide import endpoint_for
 from rules.hosts import HostError, normalize_host
@@ -56,6 +57,7 @@ HOOKS = (
     "tls_failed_server",
     "responseheaders",
     "response",
+    "socket_message",
     "socket_end",
     "error",
     "server_disconnected",
@@ -262,6 +264,7 @@ class Hooks:
             if cleaning.decodes and not exchange.h2:  # its length is not known any more
                 response.headers["transfer-encoding"] = "chunked"
         exchange.count = lambda outward, size: self.steps.passed(state, exchange, outward, size)
+        exchange.keep = lambda size: waiting.keep(state, exchange, size)
         response.stream = lambda data: self._received(handler, exchange, data)
         exchange.refusal = None
 
@@ -277,10 +280,15 @@ class Hooks:
             answer.trailers = Headers(cleaning.fields(tuple(answer.trailers.fields), "the trailers"))
         self.steps.finish(handler.state, exchange_of(flow))
 
+    async def socket_message(self, _handler: "GateHandler", message: SocketMessage) -> None:
+        """A client's message waits for its verdict."""
+        message.why = await self.steps.judge_message(exchange_of(message.flow), message.text)
+
     async def socket_end(self, handler: "GateHandler", end: SocketEnd) -> None:
         """A WebSocket is over: what passed is in its exchange."""
-        reason = {"client": Reason.MALFORMED, "server": Reason.UPSTREAM_INVALID}.get(end.fault)
-        self.steps.finish(handler.state, exchange_of(end.flow), reason=reason, detail=end.detail)
+        if end.reason is Reason.BODY_REFUSED:
+            handler.state.run.denied += 1
+        self.steps.finish(handler.state, exchange_of(end.flow), reason=end.reason, detail=end.detail)
 
     async def error(self, handler: "GateHandler", flow: HTTPFlow) -> None:
         """An exchange broke: record how, and have the refusal ready that is spoken if nothing was yet."""

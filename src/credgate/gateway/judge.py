@@ -39,7 +39,7 @@ from rules.verdict import Allow, Deny
 if TYPE_CHECKING:
     from credgate.vault import Vault
 
-_QUICK = 2 << 10  # bytes of a body that are parsed at once; a thread costs more
+QUICK = 2 << 10  # bytes of a body that are parsed at once; a thread costs more
 _MAX_TARGETS = 64  # judged hosts that one client connection remembers beyond its open upstream connections
 
 type _Judged = tuple[Request, Allow]  # the request with its body, where that was read
@@ -135,7 +135,7 @@ class Judge:
             whole = replace(request, body=decoded(request.headers, body, exchange.body_max))
         except Undecodable as why:
             return body_refused(str(why))
-        if len(body) < _QUICK:
+        if len(body) < QUICK:
             return _with(whole, decide(run.policy, run.role, whole, run.decoys, others))
         # Parsing 32 MiB takes seconds, in which the other runs would stand still.
         return _with(whole, await asyncio.to_thread(decide, run.policy, run.role, whole, run.decoys, others))

@@ -159,7 +159,7 @@ class GateStream(mitm.HttpStream):
         if exchange.status != 101 or exchange.count is None:
             yield from super().flow_done()
             return
-        self.child_layer = WebSocket(self.context, self.flow, exchange.count)
+        self.child_layer = WebSocket(self.context, self.flow)
         self._handle_event = self.passthrough
         yield from self.child_layer.handle_event(events.Start())
         yield mitm.SendHttp(ResponseEndOfMessage(self.stream_id), self.context.client)

@@ -12,11 +12,12 @@ from credgate.gateway import standing, waiting
 from credgate.gateway.capture import collect_ids
 from credgate.gateway.cleaning import Cleaning, Unreadable, is_wanted, named
 from credgate.gateway.exchange import ClientState, Exchange, Key
-from credgate.gateway.judge import Judge
+from credgate.gateway.judge import QUICK, Judge
 from credgate.gateway.refusal import HEADER, Refusal, deny
 from credgate.gateway.waiting import BodyWanted
 from credgate.ledger.record import LedgerError
 from rules.decide import decide_connect
+from rules.messages import misfit
 from rules.reasons import Reason
 from rules.request import Outgoing, Wire
 from rules.upgrades import accepts
@@ -177,6 +178,14 @@ class Steps:
             return ""
         over = self.sent(state, exchange, size)
         return "" if over is None else f"{over.reason.value}: {over.hint or over.message}"
+
+    async def judge_message(self, exchange: Exchange, text: bytes) -> str:
+        """Hold a WebSocket's message against what its handshake was allowed with. A text: why it may not go on."""
+        if exchange.allow is None:
+            return "nothing was allowed"
+        if len(text) < QUICK:
+            return misfit(exchange.allow.messages, text)
+        return await asyncio.to_thread(misfit, exchange.allow.messages, text)
 
     def received(self, exchange: Exchange, size: int) -> None:
         """Count bytes of the answer's body that go to the client."""

@@ -44,6 +44,17 @@ def hold(state: ClientState, exchange: Exchange, size: int) -> Deny | None:
     return None
 
 
+def keep(state: ClientState, exchange: Exchange, size: int) -> str:
+    """Of a WebSocket's message that is not whole `size` bytes are kept. A text: they must not be."""
+    more = size - exchange.held
+    if state.run.held + more > MAX_RUN:
+        return f"more than {MAX_RUN >> 20} MiB of this run's bodies wait to be judged"
+    exchange.held += more
+    state.held += more
+    state.run.held += more
+    return ""
+
+
 def let_go(state: ClientState, exchange: Exchange) -> None:
     """An exchange is over, and its body forgotten."""
     state.held -= exchange.held

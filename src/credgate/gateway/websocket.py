@@ -1,6 +1,9 @@
-"""What a client connection becomes behind an agreed WebSocket handshake: frames pass by, held to RFC 6455."""
+"""What a client connection becomes behind an agreed WebSocket handshake: frames pass by, held to RFC 6455.
 
-from collections.abc import Callable
+Where the handshake's rules ask of messages the client's are kept until each was judged. One that is refused ends the
+socket: Close 1008 ("policy violation", RFC 6455 7.4.1) to the client, 1001 to the target, which did nothing wrong.
+"""
+
 from dataclasses import dataclass
 
 from mitmproxy.connection import Connection, ConnectionState
@@ -8,7 +11,13 @@ from mitmproxy.http import HTTPFlow
 from mitmproxy.proxy import commands, events, layer
 from mitmproxy.proxy.context import Context
 
+from credgate.gateway.exchange import Exchange, exchange_of
 from credgate.gateway.frames import FrameError, Frames
+from credgate.gateway.messages import MessageRefused, Messages, Piece, close_frame
+from rules.messages import max_of
+from rules.reasons import Reason
+
+_POLICY_VIOLATION, _GOING_AWAY = 1008, 1001
 
 type Commands = layer.CommandGenerator[None]
 
@@ -19,7 +28,7 @@ class SocketEnd:
 
     flow: HTTPFlow
     detail: str
-    fault: str = ""  # "client" or "server": who broke the protocol
+    reason: Reason | None = None  # None: nobody did wrong
 
 
 @dataclass
@@ -29,16 +38,33 @@ class SocketEndHook(commands.StartHook):  # type: ignore[no-untyped-call]
     data: SocketEnd
 
 
-class WebSocket(layer.Layer):
-    """Passes frames. `count` is asked before bytes go on: a text, when they may not."""
+@dataclass
+class SocketMessage:
+    """A text message of a client that waits for its verdict. `why` is "" once it may go on."""
 
-    def __init__(self, context: Context, flow: HTTPFlow, count: Callable[[bool, int], str]) -> None:
+    flow: HTTPFlow
+    text: bytes
+    why: str = "it was not judged"
+
+
+@dataclass
+class SocketMessageHook(commands.StartHook):  # type: ignore[no-untyped-call]
+    """A client's message is whole."""
+
+    data: SocketMessage
+
+
+class WebSocket(layer.Layer):
+    """Passes frames. `Exchange.count` is asked before bytes go on, `Exchange.keep` for what waits to be judged."""
+
+    def __init__(self, context: Context, flow: HTTPFlow) -> None:
         super().__init__(context)
-        self._flow, self._count = flow, count
-        self._frames: dict[Connection, Frames] = {
-            context.client: Frames(masked=True),
-            context.server: Frames(masked=False),
-        }
+        self._flow = flow
+        self._exchange: Exchange = exchange_of(flow)
+        asked = self._exchange.allow.messages if self._exchange.allow is not None else ()
+        self._messages = Messages(limit=max_of(asked)) if asked else None
+        self._client: Frames = self._messages or Frames(masked=True)
+        self._server = Frames(masked=False)
         self._over = False
 
     def _handle_event(self, event: events.Event) -> Commands:
@@ -46,31 +72,67 @@ class WebSocket(layer.Layer):
             return
         ours = event.connection == self.context.client
         if isinstance(event, events.DataReceived):
-            yield from self._pass(event.data, ours=ours)
+            yield from self._judge(event.data) if ours and self._messages else self._pass(event.data, ours=ours)
         elif isinstance(event, events.ConnectionClosed):
-            closed = all(frames.closed for frames in self._frames.values())
+            closed = self._client.closed and self._server.closed
             who = "client" if ours else "target"
             yield from self._end("" if closed else f"the {who} ended the connection without a close frame")
 
     def _pass(self, data: bytes, *, ours: bool) -> Commands:
-        both: tuple[Connection, Connection] = (self.context.client, self.context.server)
-        source, other = both if ours else both[::-1]
         try:
-            self._frames[source].feed(data)
+            (self._client if ours else self._server).feed(data)
         except FrameError as error:
-            yield from self._end(str(error), fault="client" if ours else "server")
+            yield from self._end(str(error), Reason.MALFORMED if ours else Reason.UPSTREAM_INVALID)
             return
-        why = self._count(ours, len(data))
+        yield from self._send(data, outward=ours)
+
+    def _judge(self, data: bytes) -> Commands:
+        try:
+            pieces = self._messages.take(data) if self._messages else []
+        except FrameError as error:
+            yield from self._end(str(error), Reason.MALFORMED)
+            return
+        except MessageRefused as error:
+            yield from self._refuse(str(error))
+            return
+        for piece in pieces:
+            yield from self._send_piece(piece)
+            if self._over:
+                return
+        why = self._exchange.keep(self._messages.held if self._messages else 0) if self._exchange.keep else ""
+        if why:
+            yield from self._refuse(why)
+
+    def _send_piece(self, piece: Piece) -> Commands:
+        if piece.text is not None:
+            message = SocketMessage(self._flow, piece.text)
+            yield SocketMessageHook(message)
+            if message.why:
+                yield from self._refuse(message.why)
+                return
+        yield from self._send(piece.raw, outward=True)
+
+    def _send(self, data: bytes, *, outward: bool) -> Commands:
+        why = self._exchange.count(outward, len(data)) if self._exchange.count else "nobody counts"
         if why:
             yield from self._end(why)
             return
-        yield commands.SendData(other, data)
+        yield commands.SendData(self.context.server if outward else self.context.client, data)
 
-    def _end(self, detail: str, fault: str = "") -> Commands:
+    def _refuse(self, why: str) -> Commands:
+        """In the middle of a frame of the target's the client would take a Close of ours for a part of it."""
+        if self._server.between and not self._server.closed:
+            reason = Reason.BODY_REFUSED.value
+            yield commands.SendData(self.context.client, close_frame(_POLICY_VIOLATION, masked=False, reason=reason))
+        if not self._client.closed:
+            yield commands.SendData(self.context.server, close_frame(_GOING_AWAY, masked=True))
+        yield from self._end(why, Reason.BODY_REFUSED)
+
+    def _end(self, detail: str, reason: Reason | None = None) -> Commands:
         self._over = True
         for connection in (self.context.client, self.context.server):
             yield from _closed(connection)
-        yield SocketEndHook(SocketEnd(self._flow, detail, fault))
+        yield SocketEndHook(SocketEnd(self._flow, detail, reason))
 
 
 def _closed(connection: Connection) -> Commands:
