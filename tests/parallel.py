@@ -23,8 +23,13 @@ def is_worker(config: pytest.Config) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    if is_worker(config) and os.geteuid() == 0:
+    if not is_worker(config):
+        return
+    if os.geteuid() == 0:
         runpy.run_path(str(_OWN_NETWORK))["enter"]()
+    # `popen-gw0` is long enough to make the path of a socket in a temporary home too long (unix(7): 107 bytes).
+    base = Path(config.option.basetemp)
+    config.option.basetemp = str(base.with_name(base.name.removeprefix("popen-gw")))
 
 
 @pytest.hookimpl(trylast=True)
