@@ -181,7 +181,8 @@ class Relay:
             return True
         now = self._lflag()
         self._seen = self._seen or now
-        return now == self._seen
+        # Who asks for a password turns echo off, and may have done so before this look, which is the first (seen).
+        return now == self._seen and bool(now & termios.ECHO)
 
     def _held_back(self) -> bool:
         """True where a background job must not write (stty tostop)."""
