@@ -2,7 +2,8 @@
 
 By root each worker has a network of its own, loopback alone: ports and abstract sockets that one test takes can't be
 another's, and a packet that a failing guard lets out goes nowhere. Tests of one file stay together (`--dist loadfile`),
-as module fixtures do; the files with the longest tests go first, or one worker would be left alone with them.
+as module fixtures do; the files with the longest tests go first, or one worker would be left alone with them. Every
+worker has to collect the same ids: no time, pid or chance in a parameter.
 """
 
 import os
