@@ -149,7 +149,7 @@ def test_the_term_beside_get_needs_the_upgrade() -> None:
 
 def test_no_message_is_a_form() -> None:
     found = problems(HEAD + RULE + TERM.replace('"json"', '"form"') + role('endpoints = ["api"]'))
-    assert "no message" in found["endpoint.api.allow[0].body.type"].detail
+    assert "no message" in found["endpoint.api.allow[0].body.type"].message
 
 
 GRAPHQL = 'body = { type = "graphql", max = "4KiB", operations = ["subscription.issue", "query.viewer"] }\n'
