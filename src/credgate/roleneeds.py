@@ -4,6 +4,8 @@ import secrets
 from collections.abc import Mapping
 
 from rules.load_signing import AWS_SECRET_ENV
+from rules.mint_refs import mint_of
+from rules.mints import OAuthRefresh, decoy_key
 from rules.placeholders import make_decoy
 from rules.policy import Placeholder, Policy
 from rules.registries import EXTRA, Client, Registry
@@ -27,13 +29,28 @@ def decoys_of(policy: Policy, role: str) -> dict[str, str]:
     for binding in bindings:
         if binding.sign is not None and binding.placeholder is not None:
             made[binding.name] = shared.setdefault((binding.secret, binding.placeholder), made[binding.name])
+    for mint in _refreshed(policy, role):
+        if mint.placeholder is not None:
+            made[decoy_key(mint.name)] = make_decoy(mint.placeholder.shape, secrets.randbelow)
     return made
+
+
+def _refreshed(policy: Policy, role: str) -> list[OAuthRefresh]:
+    """The mints of the role whose clients may refresh by themselves: their decoys are here, the tokens are not."""
+    rules = (policy.secrets[policy.bindings[name].secret] for name in policy.roles[role].bindings)
+    found = {mint.name: mint for rule in rules if isinstance(mint := mint_of(policy, rule), OAuthRefresh)}
+    return list(found.values())
 
 
 def decoy_environment(policy: Policy, decoys: Mapping[str, str]) -> dict[str, str]:
     """The decoys by the environment variable that the policy names for each."""
     env: dict[str, str] = {}
+    for mint in policy.mints.values():
+        if isinstance(mint, OAuthRefresh) and mint.placeholder is not None and decoy_key(mint.name) in decoys:
+            env[mint.placeholder.env] = decoys[decoy_key(mint.name)]
     for name, value in decoys.items():
+        if name not in policy.bindings:
+            continue
         binding = policy.bindings[name]
         if binding.placeholder is not None:
             env[binding.placeholder.env] = value

@@ -4,6 +4,7 @@ import asyncio
 import os
 import stat
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import assert_never
 
 from credgate.backends import Backend, BackendKind, backend_named, choose_backend
 from credgate.errors import CredgateError
+from credgate.minting.journal import Journal
 from credgate.paths import Places
 from credgate.secretindex import SERVICE, Entry, check_name, locked_index, read_index, write_index
 from credgate.secretvalue import MAX_VALUE, Secret, SecretUnavailable, check_value
@@ -65,9 +67,41 @@ class Vault:
                 value = _from_env(rule, env)
             case SourceKind.FILE:
                 value = _from_file(rule, env)
+            case SourceKind.MINT:
+                hint = f"its own secret is that of [mint.{rule.ref}] in the policy"
+                raise SecretUnavailable(
+                    "secret_minted", f"secret {rule.name!r} is minted, when a request needs it", hint
+                )
             case _:
                 assert_never(rule.kind)
         return Secret(rule.name, value)
+
+    @property
+    def places(self) -> Places:
+        """Where state lies."""
+        return self._places
+
+    async def swap(self, rule: SecretRule, old: Secret, new: str) -> None:
+        """Put `new` where `old` is, before it returns; nothing is changed where another value was set meanwhile.
+
+        For keyring sources alone. Raises SecretUnavailable; the old value then stays.
+        """
+        await self._in_thread(rule.name, lambda: self._swapped(rule, old, new))
+
+    def _swapped(self, rule: SecretRule, old: Secret, new: str) -> Secret:
+        service, name = _keyring_ref(rule)
+        backend = self._backend_of(service, name)
+        check_value(rule.name, new)
+        with locked_index(self._places) as index:
+            if _value_at(rule, backend) != old.reveal():
+                return old
+            _change(backend, lambda: backend.ring.set_password(service, name, new))
+            entry = index.entries.get(name) if service == SERVICE else None
+            if entry is not None:
+                set_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                renewed = replace(entry, fingerprint=index.fingerprint(new), set_at=set_at)
+                write_index(self._places, replace(index, entries={**index.entries, name: renewed}))
+        return old
 
     def _wanted(self, service: str, name: str) -> str:
         """The backend that `secret set` used, as another one may have become the best since; "" for the best."""
@@ -226,6 +260,7 @@ def store(places: Places, environ: Mapping[str, str], name: str, value: str, set
             set_at=set_at,
         )
         write_index(places, replace(index, entries={**index.entries, name: entry}))
+        Journal(places=places, ref=f"{SERVICE}/{name}").settle()  # set by a person: it may be used, whatever it is
     return entry
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from rules.covers import covers_address, covers_host, covers_rule, overlaps, strictness
 from rules.intersect import least, least_budget, smaller, sternest
+from rules.mint_refs import same_secret
 from rules.places import key_of
 from rules.policy import (
     AllowRule,
@@ -167,7 +168,7 @@ def _check_binding(report: Report, policy: Policy, binding: Binding, ceiling: Po
         return
     endpoint, target = policy.endpoints[binding.endpoint], ceiling.endpoints[outer.endpoint]
     facts: Mapping[str, bool] = {
-        "secret": policy.secrets[binding.secret] == ceiling.secrets[outer.secret],
+        "secret": same_secret(policy, binding.secret, ceiling, outer.secret),
         "endpoint": _same_target(target, endpoint),
         "place": (binding.place, key_of(binding)) == (outer.place, key_of(outer)),
         "format": binding.format == outer.format,

@@ -2,8 +2,10 @@
 
 import base64
 from collections.abc import Iterator
+from dataclasses import fields
 
 from rules.correlate import DEFAULT
+from rules.mint_refs import mint_of
 from rules.places import place_text
 from rules.policy import AllowRule, Binding, BodyTerm, CorporateProxy, Endpoint, OnAlarm, Policy, Role
 
@@ -19,7 +21,23 @@ def describe_role(policy: Policy, name: str) -> tuple[str, ...]:
     """Return the lines of one role."""
     role = policy.roles[name]
     lines = [line for e in policy.endpoints_of(name) for line in _endpoint(policy, role, e)]
-    return (*lines, *_jail(role))
+    return (*lines, *_mints(policy, role), *_jail(role))
+
+
+def _mints(policy: Policy, role: Role) -> Iterator[str]:
+    """How the role's minted secrets are had: a wider one is a wider role."""
+    for name in dict.fromkeys(policy.bindings[binding].secret for binding in role.bindings):
+        mint = mint_of(policy, policy.secrets[name])
+        if mint is not None:
+            terms = {f.name: getattr(mint, f.name) for f in fields(mint) if f.name not in ("name", "placeholder")}
+            told = ", ".join(f"{key} {_told(value)}" for key, value in terms.items() if value)
+            yield f"mint secret {name}: {type(mint).__name__} ({told})"
+
+
+def _told(value: object) -> str:
+    if isinstance(value, tuple):
+        return "|".join(word if isinstance(word, str) else ":".join(word) for word in value)
+    return str(value)
 
 
 def _endpoint(policy: Policy, role: Role, endpoint: Endpoint) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from rules.mint_refs import endpoint_of, secrets_of, uses
 from rules.policy import Policy
 from rules.problems import Problem
 from rules.tables import join
@@ -22,6 +23,12 @@ def _unused(policy: Policy) -> Iterator[Problem]:
     bound = {name for role in policy.roles.values() for name in role.bindings}
     reached = {e.name for role in policy.roles for e in policy.endpoints_of(role)}
     secrets = {b.secret for b in policy.bindings.values()} | {p.secret for p in policy.proxies.values()}
+    secrets |= {name for mint in policy.mints.values() for name in secrets_of(mint)}
+    reached |= {endpoint.name for mint in policy.mints.values() if (endpoint := endpoint_of(policy, mint))}
+    for name in policy.mints.keys() - uses(policy.secrets.values()):
+        yield _warn(
+            join("mint", name), "no secret comes from it", f'write source = "mint:{name}" in one, or take it out'
+        )
     used = {e.proxy.name for e in policy.endpoints.values() if e.proxy is not None}
     for name in policy.secrets:
         if name not in secrets:

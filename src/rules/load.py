@@ -14,6 +14,7 @@ from rules.load_bindings import BINDING_KEYS, BINDING_LATER, SECRET_KEYS, load_b
 from rules.load_endpoints import KEYS as ENDPOINT_KEYS
 from rules.load_endpoints import LATER as ENDPOINT_LATER
 from rules.load_endpoints import Context, load_endpoints
+from rules.load_mints import MINT_KEYS, load_mints
 from rules.load_proxies import PROXY_KEYS, load_proxies
 from rules.load_refs import Draft, check_refs, with_pack_rules
 from rules.load_registries import Registries
@@ -29,12 +30,13 @@ MAX_BYTES = 256 << 10
 # Possessive (3.11): no run of blanks or letters is walked twice.
 _PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _DEEP_KEY = re.compile(rf"(?:^[ \t]*+(?:\[\[?[ \t]*+)?|[{{,]\s*+)(?:{_PART}[ \t]*+\.[ \t]*+){{8}}", re.MULTILINE)
-ROOT_KEYS = ("version", "default_role", "dns", "secret", "proxy", "endpoint", "binding", "role", "test")
+ROOT_KEYS = ("version", "default_role", "dns", "secret", "mint", "proxy", "endpoint", "binding", "role", "test")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sections:
     secrets: dict[str, Table]
+    mints: dict[str, Table]
     proxies: dict[str, Table]
     endpoints: dict[str, Table]
     bindings: dict[str, Table]
@@ -63,6 +65,7 @@ def load_policy(
     endpoints = load_endpoints(sections.endpoints, context)
     draft = Draft(
         secrets=load_secrets(sections.secrets),
+        mints=load_mints(sections.mints),
         proxies=proxies,
         endpoints=endpoints,
         bindings=with_pack_rules(load_bindings(sections.bindings), endpoints),
@@ -78,6 +81,7 @@ def load_policy(
         default_role=default_role,
         unlisted=unlisted,
         secrets=draft.secrets,
+        mints=draft.mints,
         proxies=draft.proxies,
         endpoints=draft.endpoints,
         bindings=draft.bindings,
@@ -89,6 +93,7 @@ def load_policy(
 def _sections(root: Table) -> _Sections:
     return _Sections(
         secrets=root.named("secret", known=SECRET_KEYS),
+        mints=root.named("mint", known=MINT_KEYS),
         proxies=root.named("proxy", known=PROXY_KEYS),
         endpoints=root.named("endpoint", known=ENDPOINT_KEYS, later=ENDPOINT_LATER),
         bindings=root.named("binding", known=BINDING_KEYS, later=BINDING_LATER),

@@ -10,7 +10,7 @@ from rules.load_places import read_format, read_place
 from rules.load_signing import AWS_DECOY, load_signing
 from rules.placeholders import JWT, ShapeError, check_claims, check_shape
 from rules.policy import Binding, Foreign, Mode, Placeholder, PlaceKind, Rate, SecretRule, SourceKind
-from rules.tables import Table, closest, show
+from rules.tables import Table, closest, is_name, show
 
 SECRET_KEYS = ("source",)
 BINDING_KEYS = (
@@ -54,6 +54,8 @@ def _ref_hint(kind: SourceKind, ref: str) -> str:
         case SourceKind.FILE:
             whole = ref.startswith(("/", "~/")) and ".." not in ref.split("/")
             return "" if whole else 'write "file:/whole/path" or "file:~/path"'
+        case SourceKind.MINT:
+            return "" if is_name(ref) else 'write "mint:NAME", NAME being that of a [mint.NAME]'
 
 
 def load_bindings(tables: Mapping[str, Table]) -> dict[str, Binding]:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from rules.load_fit import check_place
+from rules.mint_refs import mint_problems
+from rules.mints import Mint
 from rules.places import overlap, place_text
 from rules.policy import Binding, CorporateProxy, Endpoint, Foreign, Role, SecretRule, TestCase
 from rules.tables import Report, Table, closest, join, show
@@ -15,6 +17,7 @@ class Draft:
     """The parts of a policy before they are checked against each other."""
 
     secrets: dict[str, SecretRule]
+    mints: dict[str, Mint]
     proxies: dict[str, CorporateProxy]
     endpoints: dict[str, Endpoint]
     bindings: dict[str, Binding]
@@ -49,6 +52,8 @@ def check_refs(root: Table, default_role: str, draft: Draft) -> None:
     for proxy in draft.proxies.values():
         if proxy.secret:
             _ref(report, f"{join('proxy', proxy.name)}.secret", proxy.secret, draft.secrets, "secret")
+    for problem in mint_problems(draft.mints, draft.secrets, draft.endpoints, draft.bindings, draft.proxies):
+        report.add(problem.where, problem.message, problem.hint)
     for binding in draft.bindings.values():
         _binding(report, binding, draft)
     for role in draft.roles.values():

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from typing import TYPE_CHECKING
 
 from rules.correlate import DEFAULT, Correlate
 from rules.fieldpaths import FieldPath
@@ -11,6 +12,9 @@ from rules.fingerprint import Fingerprint
 from rules.hosts import HostPattern
 from rules.paths import PathPattern
 from rules.registries import Client, Registry
+
+if TYPE_CHECKING:
+    from rules.mints import Mint
 
 type Network = IPv4Network | IPv6Network
 type Address = IPv4Address | IPv6Address
@@ -22,6 +26,7 @@ class SourceKind(StrEnum):
     KEYRING = "keyring"
     ENV = "env"
     FILE = "file"
+    MINT = "mint"  # had for another secret, by a call of the gateway's own: `ref` is the name of a [mint.NAME]
 
 
 class Foreign(StrEnum):
@@ -334,6 +339,7 @@ class Policy:
     default_role: str = ""
     unlisted: Unlisted = Unlisted.GATEWAY
     secrets: Mapping[str, SecretRule] = field(default_factory=dict)
+    mints: "Mapping[str, Mint]" = field(default_factory=dict)
     proxies: Mapping[str, CorporateProxy] = field(default_factory=dict)
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
     bindings: Mapping[str, Binding] = field(default_factory=dict)

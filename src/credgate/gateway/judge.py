@@ -24,6 +24,8 @@ from credgate.gateway.waiting import BodyWanted, ask
 from credgate.gateway.waiting import refused as body_refused
 from credgate.known import KnownValues
 from credgate.ledger.record import LedgerError
+from credgate.minting.jailcall import LocalAnswer, answer
+from credgate.minting.minter import Minter
 from credgate.runs import Run
 from credgate.secretvalue import Secret, SecretUnavailable
 from rules.correlate import Marks
@@ -31,6 +33,7 @@ from rules.decide import decide
 from rules.grants import Use
 from rules.inject import InjectError, authority, injected, path_for_records, rewrite
 from rules.parse import parse_request
+from rules.policy import SourceKind
 from rules.queries import names_of
 from rules.reasons import Reason
 from rules.request import Outgoing, Request, Via, Wire
@@ -74,6 +77,7 @@ class Judge:
     vault: "Vault"
     dialler: Dialler
     known: KnownValues
+    minter: Minter
     decoys: LiveDecoys = field(default_factory=LiveDecoys)
 
     async def judge(
@@ -83,13 +87,13 @@ class Judge:
         wire: Wire,
         connected: frozenset[Key],
         body: bytes | None = None,
-    ) -> Outgoing | BodyWanted | Deny:
+    ) -> Outgoing | BodyWanted | LocalAnswer | Deny:
         """What to send, or the refusal. After an Outgoing came back the intent is in the ledger.
 
         `body` is the whole one as it was sent, once it was asked for by BodyWanted.
         """
         judged = await self._allow(state.run, exchange, wire, body)
-        if isinstance(judged, Deny):
+        if not isinstance(judged, tuple):
             return judged
         request, allow = judged
         exchange.path = path_for_records(request, allow)
@@ -118,7 +122,9 @@ class Judge:
         except LedgerError:
             return deny(Reason.LEDGER_UNAVAILABLE)
 
-    async def _allow(self, run: Run, exchange: Exchange, wire: Wire, body: bytes | None) -> _Judged | Deny:
+    async def _allow(
+        self, run: Run, exchange: Exchange, wire: Wire, body: bytes | None
+    ) -> _Judged | BodyWanted | LocalAnswer | Deny:
         closed = standing.closed(run)
         if closed is not None:
             return closed
@@ -128,6 +134,9 @@ class Judge:
         if isinstance(request, Deny):
             return request
         exchange.request = request
+        own = answer(self.minter, run, exchange, request, body)
+        if own is not None:
+            return own
         others = self.decoys.others(run)
         if body is None:
             return _with(request, decide(run.policy, run.role, request, run.decoys, others))
@@ -168,7 +177,9 @@ class Judge:
 
     async def _fetch(self, run: Run, name: str) -> Secret:
         """A secret's value now; from here on it is looked for in what passes."""
-        secret = await self.vault.fetch(run.policy.secrets[name], run.caller_env)
+        rule = run.policy.secrets[name]
+        minted = rule.kind is SourceKind.MINT
+        secret = await (self.minter.token(run, rule) if minted else self.vault.fetch(rule, run.caller_env))
         self.known.add(name, secret.reveal())
         return secret
 

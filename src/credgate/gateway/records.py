@@ -95,6 +95,13 @@ class Records:
         if held:  # the answer names the line that this refusal is counted in
             exchange.refusal = replace(refusal, request_id=held)
 
+    def answered(self, state: ClientState, exchange: Exchange, mint: str) -> None:
+        """Say that the jail's own refresh call was answered here. No host: no target has a record of it."""
+        exchange.finished = True
+        self.ledger.append(
+            "mint", **_run_fields(state), verdict="answered", rule=f"mint.{mint}", detail="the jail's own refresh call"
+        )
+
     def connection(self, state: ClientState, reason: Reason, *, detail: str = "", request_id: str = "") -> None:
         """Say that a connection was refused that never came to a request."""
         self._refused(

@@ -117,6 +117,7 @@ class Refusal:
 def phrase(status: int) -> bytes:
     """The reason phrase of a status we send."""
     return {
+        200: b"OK",
         400: b"Bad Request",
         403: b"Forbidden",
         426: b"Upgrade Required",

@@ -28,6 +28,8 @@ from credgate.gateway.upstream import UpstreamTls
 from credgate.known import KnownValues
 from credgate.ledger import keys
 from credgate.ledger.record import LedgerError
+from credgate.minting.calls import Calls
+from credgate.minting.minter import Minter
 from credgate.runs import Listener, Run
 from rules.policy import Address
 
@@ -89,6 +91,8 @@ class Gateway:
             connect_timeout=limits.connect,
             bundle=str(upstream.bundle),
         )
+        calls = Calls(ledger=ledger, dialler=dialler, upstream=upstream)
+        self._minter = Minter(calls=calls, vault=vault, known=self.known)
         self._hooks = Hooks(
             judge=Judge(
                 records=Records(ledger),
@@ -96,6 +100,7 @@ class Gateway:
                 vault=vault,
                 dialler=dialler,
                 known=self.known,
+                minter=self._minter,
             ),
             authority=authority,
             upstream=upstream,
@@ -177,6 +182,7 @@ class Gateway:
         for instance in self._instances.pop(run_id, []):
             await instance.shut()
             self._hooks.pool.close(instance.run)
+        await self._minter.end(run_id)
         try:
             self._hooks.judge.records.settle(run_id)
         except LedgerError as error:  # the run ends all the same

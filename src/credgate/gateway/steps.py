@@ -16,6 +16,7 @@ from credgate.gateway.judge import QUICK, Judge
 from credgate.gateway.refusal import HEADER, Refusal, deny
 from credgate.gateway.waiting import BodyWanted
 from credgate.ledger.record import LedgerError
+from credgate.minting.jailcall import LocalAnswer
 from rules.decide import decide_connect
 from rules.messages import misfit
 from rules.reasons import Reason
@@ -83,6 +84,11 @@ class Steps:
         verdict = await self.judge.judge(state, exchange, wire, connected, body)
         if isinstance(verdict, BodyWanted):
             return verdict
+        if isinstance(verdict, LocalAnswer):
+            waiting.let_go(state, exchange)
+            self.judge.records.answered(state, exchange, verdict.mint)
+            exchange.refusal = verdict
+            return None
         if isinstance(verdict, Deny):
             self.refuse(state, exchange, wire, verdict)
             return None

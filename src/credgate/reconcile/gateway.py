@@ -159,9 +159,14 @@ def _deny(record: Mapping[str, object], at: int, seen: Seen, _: _Open) -> Call:
     return call
 
 
-def _mint(record: Mapping[str, object], at: int, seen: Seen, _: _Open) -> Call | None:
-    """Calls of our own for a derived secret: the target sees them too."""
+def _mint(record: Mapping[str, object], at: int, seen: Seen, open_: _Open) -> Call | None:
+    """Calls of our own for a derived secret: the target sees them too. A line without a host is none."""
+    if "intent_seq" in record:
+        return _outcome(record, at, seen, open_)
     if not record.get("host"):
+        return None
+    if "status" not in record:
+        _intent(record, at, seen, open_)
         return None
     seen.allowed += 1
     status = status_of(_number(record, "status"))

@@ -1,0 +1,115 @@
+"""The jail's own refresh call: a client that believes its token to be over asks the provider. It is answered here.
+
+What a jail sends to the token endpoint of one of its mints goes no further, whatever it is. The decoy refresh token of
+the run is answered with decoys; anything else (another grant, somebody else's token) is refused.
+"""
+
+import json
+from dataclasses import dataclass
+from urllib.parse import parse_qsl
+
+from credgate.gateway.decoded import Undecodable, decoded
+from credgate.gateway.exchange import Exchange
+from credgate.gateway.refusal import HEADER, Refusal
+from credgate.gateway.waiting import BodyWanted, ask, refused
+from credgate.minting.minter import Minter
+from credgate.runs import Run
+from rules.mint_refs import endpoint_of, mint_of
+from rules.mints import OAuthRefresh, decoy_key
+from rules.policy import Mode
+from rules.reasons import Reason
+from rules.request import Request
+from rules.verdict import Deny
+
+MAX_BODY = 16 << 10
+LIFETIME = 3600  # seconds, where no real token says it
+OVERWRITTEN = "replaced-by-the-gateway"  # where a binding overwrites whatever the client sends
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalAnswer(Refusal):
+    """An answer of ours that is no refusal: 200 with a JSON document, for one mint."""
+
+    document: bytes
+    mint: str
+
+    def body(self) -> bytes:
+        """The document."""
+        return self.document
+
+    def fields(self, *, h2: bool, close: bool) -> tuple[tuple[bytes, bytes], ...]:
+        """Headers of the answer (RFC 6749 5.1: never kept)."""
+        end = ((b"connection", b"close"),) if close and not h2 else ()
+        return (
+            (HEADER, b"answered"),
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(self.document)),
+            (b"cache-control", b"no-store"),
+            *end,
+        )
+
+
+def answer(
+    minter: Minter, run: Run, exchange: Exchange, request: Request, body: bytes | None
+) -> LocalAnswer | BodyWanted | Deny | None:
+    """What to say to a request at the token endpoint of one of the run's mints; None for every other request."""
+    mint = _mint_at(run, request)
+    if mint is None:
+        return None
+    if request.method != "POST":
+        return _no("POST with grant_type=refresh_token")
+    if body is None:
+        return ask(exchange, MAX_BODY, request)
+    try:
+        said = _parse(decoded(request.headers, body, MAX_BODY))
+    except Undecodable as why:
+        return refused(str(why))
+    decoy = run.decoys.get(decoy_key(mint.name), "")
+    if said.get("grant_type") != "refresh_token" or not decoy or said.get("refresh_token") != decoy:
+        return _no("the refresh token that this run was given, with grant_type=refresh_token")
+    document = {
+        "access_token": _access_decoy(run, mint),
+        "token_type": "Bearer",
+        "expires_in": int(minter.lifetime(run, mint)) or LIFETIME,
+        "refresh_token": decoy,
+    }
+    spoken = Deny(reason=Reason.INTERNAL, message="", status=200)
+    return LocalAnswer(deny=spoken, document=json.dumps(document).encode(), mint=mint.name)
+
+
+def _no(what: str) -> Deny:
+    return Deny(
+        reason=Reason.FOREIGN_CREDENTIAL, message="Tokens of this provider are made outside the jail.", hint=what
+    )
+
+
+def _mint_at(run: Run, request: Request) -> OAuthRefresh | None:
+    """The role's mint whose token endpoint this is, whether the role reaches that host otherwise or not."""
+    policy = run.policy
+    for name in dict.fromkeys(policy.bindings[binding].secret for binding in run.role_rule.bindings):
+        mint = mint_of(policy, policy.secrets[name])
+        if not isinstance(mint, OAuthRefresh) or request.scheme != "https" or request.path != mint.path:
+            continue
+        endpoint = endpoint_of(policy, mint)
+        if endpoint is not None and endpoint.host.matches(request.host) and endpoint.port == request.port:
+            return mint
+    return None
+
+
+def _access_decoy(run: Run, mint: OAuthRefresh) -> str:
+    for name in run.role_rule.bindings:
+        binding = run.policy.bindings[name]
+        if binding.mode is Mode.PLACEHOLDER and mint_of(run.policy, run.policy.secrets[binding.secret]) == mint:
+            return run.decoys.get(name, OVERWRITTEN)
+    return OVERWRITTEN
+
+
+def _parse(body: bytes) -> dict[str, str]:
+    """A form or a JSON object; of a name that stands there twice nothing is believed."""
+    try:
+        text = body.decode("utf-8")
+        found = json.loads(text, object_pairs_hook=list) if text.lstrip().startswith("{") else parse_qsl(text)
+    except (ValueError, RecursionError):
+        return {}
+    names = [name for name, _ in found]
+    return {n: v for n, v in found if isinstance(v, str) and names.count(n) == 1} if len(names) <= 32 else {}
