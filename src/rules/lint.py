@@ -24,7 +24,7 @@ def _unused(policy: Policy) -> Iterator[Problem]:
     reached = {e.name for role in policy.roles for e in policy.endpoints_of(role)}
     secrets = {b.secret for b in policy.bindings.values()} | {p.secret for p in policy.proxies.values()}
     secrets |= {name for mint in policy.mints.values() for name in secrets_of(mint)}
-    reached |= {endpoint.name for mint in policy.mints.values() if (endpoint := endpoint_of(policy, mint))}
+    reached |= _called(policy)
     for name in policy.mints.keys() - uses(policy.secrets.values()):
         yield _warn(
             join("mint", name), "no secret comes from it", f'write source = "mint:{name}" in one, or take it out'
@@ -44,9 +44,15 @@ def _unused(policy: Policy) -> Iterator[Problem]:
             yield _warn(join("endpoint", name), "no role reaches it", "add it to a role's endpoints, or bind a secret")
 
 
+def _called(policy: Policy) -> set[str]:
+    """Endpoints of calls of the gateway's own, which need no rule."""
+    return {endpoint.name for mint in policy.mints.values() if (endpoint := endpoint_of(policy, mint))}
+
+
 def _too_little(policy: Policy) -> Iterator[Problem]:
+    called = _called(policy)
     for endpoint in policy.endpoints.values():
-        if not endpoint.allow and not endpoint.listen:
+        if not endpoint.allow and not endpoint.listen and endpoint.name not in called:
             where = join("endpoint", endpoint.name)
             yield _warn(where, "it allows nothing", f"add [[{where}.allow]] with id, methods and paths")
     if not policy.roles:

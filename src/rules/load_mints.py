@@ -76,10 +76,10 @@ def _permissions(table: Table) -> tuple[tuple[str, str], ...]:
             table.fault(
                 "permissions", f"got {show(key)} = {show(value)}, expected one of {levels}", 'as in issues = "read"'
             )
-    if not found and not table.has("permissions"):
+    if not table.has("permissions"):
         hint = 'add: permissions = { contents = "read" }'
         table.fault("permissions", "missing: the token would have all that the app has", hint)
-    elif not found and table.has("permissions"):
+    elif not table.mapping("permissions"):
         table.fault("permissions", "got none, expected at least one", 'as in { contents = "read" }')
     return tuple(sorted(found.items()))
 

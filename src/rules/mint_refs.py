@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from rules.mints import GcpJwt, Mint, OAuthRefresh
 from rules.policy import Binding, CorporateProxy, Endpoint, PlaceKind, Policy, SecretRule, SourceKind
 from rules.problems import Problem
-from rules.tables import closest, join, show
+from rules.tables import closest, is_name, join, show
 
 __all__ = ["client_secret_of", "endpoint_of", "mint_of", "mint_problems", "same_secret", "secrets_of", "uses"]
 
@@ -63,7 +63,7 @@ def mint_problems(
     for mint in mints.values():
         yield from _mint(mint, secrets, endpoints)
     for rule in secrets.values():
-        if rule.kind is SourceKind.MINT and rule.ref not in mints:
+        if rule.kind is SourceKind.MINT and is_name(rule.ref) and rule.ref not in mints:
             hint = closest(rule.ref, mints) or f"add: [mint.{rule.ref}]"
             yield _problem(join("secret", rule.name), "source", f"no mint is called {show(rule.ref)}", hint)
     for proxy in proxies.values():

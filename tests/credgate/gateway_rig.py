@@ -15,6 +15,7 @@ from credgate.ca import Authority
 from credgate.gateway.server import Gateway
 from credgate.gateway.steps import Timeouts
 from credgate.ledger.writer import Ledger
+from credgate.paths import Places
 from credgate.runs import Listener, Run
 from credgate.secretvalue import Secret, SecretUnavailable
 from rules.load import load_policy
@@ -117,9 +118,14 @@ class Target:
 class FakeVault:
     """A vault of fixed values; an unknown name is unavailable."""
 
-    def __init__(self, values: Mapping[str, str]) -> None:
+    def __init__(self, values: Mapping[str, str], home: Path = Path("/nowhere")) -> None:
         self.values = dict(values)
+        self.places = Places.from_env({"HOME": str(home)})
         self.fetched: list[str] = []
+
+    async def swap(self, rule: SecretRule, old: Secret, new: str) -> None:
+        assert self.values[rule.name] == old.reveal()
+        self.values[rule.name] = new
 
     async def fetch(self, rule: SecretRule, env: Mapping[str, str]) -> Secret:
         self.fetched.append(rule.name)
@@ -416,7 +422,7 @@ async def rig(
             return names[host]
 
         ledger = Ledger.open(tmp / "ledger")
-        vault = FakeVault({"token": SECRET, "other": SECRET[::-1]})
+        vault = FakeVault({"token": SECRET, "other": SECRET[::-1]}, tmp)
         gateway = Gateway(
             authority=authority,
             ledger=ledger,

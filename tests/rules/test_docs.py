@@ -10,6 +10,7 @@ from rules.load_bindings import BINDING_KEYS, BINDING_LATER, SECRET_KEYS
 from rules.load_body import BODY_KEYS
 from rules.load_endpoints import KEYS as ENDPOINT_KEYS
 from rules.load_endpoints import LATER as ENDPOINT_LATER
+from rules.load_mints import MINT_KEYS
 from rules.load_proxies import PROXY_KEYS
 from rules.load_roles import LIMIT_KEYS, ROLE_KEYS, ROLE_LATER, TEST_KEYS
 from rules.load_rules import ALLOW_KEYS, ALLOW_LATER, DENY_KEYS
@@ -43,6 +44,7 @@ def test_statuses_are_those_that_clients_do_not_retry() -> None:
         ("top", ROOT_KEYS, ()),
         ("dns", ("unlisted",), ()),
         ("secret", SECRET_KEYS, ()),
+        ("mint", MINT_KEYS, ()),
         ("proxy", PROXY_KEYS, ()),
         ("endpoint", ENDPOINT_KEYS, ENDPOINT_LATER),
         ("allow", ALLOW_KEYS, ALLOW_LATER),

@@ -1,0 +1,179 @@
+"""Minted tokens through the gateway: what the target gets, what the jail's own refresh call gets, and other runs."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlencode
+
+from rules.mints import decoy_key
+from tests.credgate.gateway_rig import POLICY, Answer, Client, Rig, rig, server_tls
+from tests.targets.idp import Idp, Provider
+from tests.targets.pki import Authority as TargetCa
+
+HOST = "idp.good.test"
+DECOY, ACCESS_DECOY = "rt_decoydecoydecoydecoydecoydecoydecoy00", "at_decoydecoydecoydecoydecoydecoydecoy00"
+TEXT = """
+[secret.refresh]
+source = "keyring:credgate/refresh"
+[endpoint.idp]
+host = "idp.good.test"
+port = {direct}
+dial_port = PORT
+address = ["127.0.0.1"]
+ca = "{ca}"
+[[endpoint.idp.allow]]
+id = "api"
+methods = ["GET", "POST"]
+paths = ["/**"]
+[mint.oauth]
+type = "oauth2-refresh"
+secret = "refresh"
+endpoint = "idp"
+path = "/oauth/token"
+placeholder = {{ env = "REFRESH_TOKEN", shape = "rt_{{40}}" }}
+[secret.oauth]
+source = "mint:oauth"
+[binding.oauth]
+secret = "oauth"
+endpoint = "idp"
+rules = ["api"]
+place = "header:authorization"
+mode = "placeholder"
+placeholder = {{ env = "ACCESS_TOKEN", shape = "at_{{40}}" }}
+"""
+
+
+@asynccontextmanager
+async def site(tmp: Path) -> AsyncIterator[tuple[Rig, Provider]]:
+    ca = TargetCa(tmp, "targets")
+    idp = Idp(server_tls(ca, HOST), Provider())
+    text = (POLICY + TEXT.replace("PORT", str(idp.port))).replace('"swap", "h2"]', '"swap", "h2", "oauth"]')
+    try:
+        async with rig(tmp, policy=text, test_ca=ca) as r:
+            r.run.decoys = {"oauth": ACCESS_DECOY, decoy_key("oauth"): DECOY}
+            r.vault.values["refresh"] = "refresh-0"
+            yield r, idp.provider
+    finally:
+        idp.stop()
+
+
+async def post(r: Rig, client: Client, body: str, kind: str = "application/x-www-form-urlencoded") -> Answer:
+    head = f"POST /oauth/token HTTP/1.1\r\nHost: {HOST}:{r.direct}\r\nContent-Type: {kind}\r\n"
+    return await client.ask(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+
+
+def form(**fields: str) -> str:
+    return urlencode({"grant_type": "refresh_token", **fields})
+
+
+def test_the_target_gets_a_token_and_the_jail_a_decoy(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with site(tmp_path) as (r, provider):
+            client = await r.tunnel(HOST)
+            host = f"{HOST}:{r.direct}"
+            for _ in range(3):
+                assert (await client.get("/api", host=host, Authorization=f"Bearer {ACCESS_DECOY}")).status == 200
+            assert [(a.path, a.bearer) for a in provider.seen] == [("/oauth/token", False), *[("/api", True)] * 3]
+            assert r.vault.values["refresh"] == provider.refresh != "refresh-0"
+            answered = await post(r, client, form(refresh_token=DECOY))
+            said = json.loads(answered.body)
+            assert answered.status == 200
+            assert (said["access_token"], said["refresh_token"]) == (ACCESS_DECOY, DECOY)
+            assert 0 < said["expires_in"] <= 3600
+            assert b"credgate-verdict: answered" in answered.head
+            again = await post(
+                r, client, json.dumps({"grant_type": "refresh_token", "refresh_token": DECOY}), "application/json"
+            )
+            assert again.status == 200
+            assert (await client.get("/api", host=host, Authorization=f"Bearer {said['access_token']}")).status == 200
+            assert len(provider.minted()) == 1
+            lines = [line for line in r.records("mint") if line.get("verdict") == "answered"]
+            assert [line["rule"] for line in lines] == ["mint.oauth"] * 2
+            text = repr(r.records()) + answered.body.decode()
+            assert not any(token in text for token in (*provider.living, provider.refresh, "refresh-0"))
+
+    asyncio.run(main())
+
+
+REFUSED = [
+    form(refresh_token="of-somebody-else"),
+    form(refresh_token="rt_ofanotherrunofanotherrunofanotherrun0"),
+    form(refresh_token="refresh-0"),
+    urlencode({"grant_type": "authorization_code", "code": "x"}),
+    urlencode({"grant_type": "client_credentials"}),
+    form(refresh_token=DECOY) + "&refresh_token=x",
+    form(refresh_token=DECOY) + "&grant_type=client_credentials",
+    "",
+    "{",
+    '{"refresh_token": 1}',
+]
+
+
+def test_nothing_else_is_redeemed_or_forwarded(tmp_path: Path) -> None:
+    """The rule of the endpoint would let it through: the token endpoint of a mint is the gateway's all the same."""
+
+    async def main() -> None:
+        async with site(tmp_path) as (r, provider):
+            client = await r.tunnel(HOST)
+            for body in REFUSED:
+                answer = await post(r, client, body)
+                assert (answer.status, answer.code) == (403, "foreign_credential"), body
+            assert provider.seen == []
+
+    asyncio.run(main())
+
+
+def test_a_long_body_and_another_method_are_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with site(tmp_path) as (r, provider):
+            client = await r.tunnel(HOST)
+            assert (await post(r, client, "x" * 20000)).code == "body_refused"
+            client = await r.tunnel(HOST)
+            assert (await client.get("/oauth/token", host=f"{HOST}:{r.direct}")).code == "foreign_credential"
+            assert provider.seen == []
+
+    asyncio.run(main())
+
+
+def test_a_run_without_the_binding_has_no_token_endpoint(tmp_path: Path) -> None:
+    """Wrong run: a role that does not use the mint gets neither an answer nor a token."""
+
+    async def main() -> None:
+        async with site(tmp_path) as (r, provider):
+            role = r.run.policy.roles["dev"]
+            bare = replace(role, bindings=("token",), endpoints=())
+            r.run.policy = replace(r.run.policy, roles={"dev": bare})
+            answer = await post(r, await r.tunnel(HOST), form(refresh_token=DECOY))
+            assert answer.code == "host_unlisted"
+            assert provider.seen == []
+
+    asyncio.run(main())
+
+
+def test_without_its_decoy_no_token_is_made(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with site(tmp_path) as (r, provider):
+            client = await r.tunnel(HOST)
+            assert (await client.get("/api", host=f"{HOST}:{r.direct}")).status == 401
+            assert [a.path for a in provider.seen] == ["/api"]
+            misplaced = await client.get(f"/api?x={DECOY}", host=f"{HOST}:{r.direct}")
+            assert misplaced.code == "placeholder_misplaced"
+
+    asyncio.run(main())
+
+
+def test_a_provider_that_refuses_is_a_refusal_with_a_reason(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with site(tmp_path) as (r, provider):
+            provider.fault = lambda: (400, {"error": "invalid_grant"})
+            answer = await (await r.tunnel(HOST)).get(
+                "/api", host=f"{HOST}:{r.direct}", Authorization=f"Bearer {ACCESS_DECOY}"
+            )
+            assert (answer.status, answer.code) == (403, "secret_unavailable")
+            assert "invalid_grant" in r.records("deny")[0]["detail"]
+            assert [a.path for a in provider.seen] == ["/oauth/token"]
+
+    asyncio.run(main())
