@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # -I leaves it out, and the world lies beside this file
@@ -59,6 +60,7 @@ class Demo:
     def __init__(self, home: Path) -> None:
         self.home, self.work = home, home / "work"
         self.failed = 0
+        self.reports = Path(tempfile.mkdtemp(prefix="credgate-demo-report-"))  # stays: it is there to be looked at
         self.token = "demo_" + "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(36))
         self.program = str(Path(sys.prefix) / "bin" / "credgate")
         self.python = str(Path(sys.prefix) / "bin" / "python")
@@ -215,42 +217,64 @@ class Demo:
 
     def judge_ledger(self) -> None:
         """The auditor: the ledger is whole, and it says what the target's own log says."""
-        self.heading("7. The auditor compares the ledger with the target's own access log")
+        self.heading("7. The auditor holds the ledger against the target's own access log")
         verify = self.credgate("log", "verify")
         self.show(
             "credgate log verify",
             next((line for line in verify.stdout.splitlines() if line.startswith("state")), verify.stderr),
             right=verify.returncode == 0,
         )
-        records = json.loads(self.credgate("log", "show", "--json").stdout)["records"]
-        intents = {r["seq"]: r for r in records if r["ev"] == "intent"}
-        ours = sorted(
-            f"{intents[r['intent_seq']]['method']} {intents[r['intent_seq']]['path']} {r['status']}"
-            for r in records
-            if r["ev"] == "outcome"
-        )
-        theirs = sorted(_from_access_log(line) for line in self.target.access_log.read_text().splitlines())
-        for line in sorted({*ours, *theirs}):
-            self.show(
-                f"  {line}",
-                f"ledger {ours.count(line)}, target {theirs.count(line)}",
-                right=ours.count(line) == theirs.count(line),
-            )
+        text = self.credgate("log", "show", "--json").stdout
+        records = json.loads(text)["records"]
         denied = [r for r in records if r["ev"] == "deny"]
-        self.show("refusals in the ledger, none at the target", f"{len(denied)}", right=len(denied) >= 5)
-        text = "".join(json.dumps(record) for record in records)
+        self.show("refusals in the ledger", f"{len(denied)}", right=len(denied) >= 5)
         self.show("the secret's value in the ledger", "absent", right=self.token not in text)
+        tags = [r["ua_tag"] for r in records if r["ev"] == "intent"]
+        seen = [tag for tag in tags if tag in self.target.access_log.read_text()]
+        self.show("requests marked in the target's log", ", ".join(seen), right=seen == tags and len(tags) == 2)
+        status, said, _ = self.reconcile("honest")
+        self.show("credgate reconcile", f"exit {status}: {said}", right=status == 0)
+
+    def judge_around(self) -> None:
+        """A call with the real credential that the gateway never saw is in the target's log alone, and is found."""
+        self.heading("8. Somebody uses the credential without the gateway")
+        code = (
+            "import os, ssl, urllib.request as u\n"
+            "h = {'Authorization': 'Bearer ' + os.environ['T']}\n"
+            f"r = u.Request('https://{world.HOST}/v1/issues', headers=h)\n"
+            f"print(u.urlopen(r, context=ssl.create_default_context(cafile='{self.target.ca}')).status)"
+        )
+        hosts = self.home / "hosts"
+        hosts.write_text(f"127.0.0.1 localhost {world.HOST}\n")
+        world.bind(hosts, "/etc/hosts")
+        env = {**self.env, "T": self.token}
+        argv = [self.python, "-I", "-c", code]
+        call = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+        self.show("the call", f"{call.stdout.strip()}{call.stderr.strip()[-60:]}", right=call.stdout.strip() == "200")
+        status, said, findings = self.reconcile("around")
+        self.show("credgate reconcile", f"exit {status}: {said}", right=status == 3)
+        for finding in findings:
+            record = finding["target"]
+            what = f"{finding['class']}: {record['method']} {record['path']}"
+            line = self.target.access_log.read_text().splitlines()[record["record"] - 1]
+            right = finding["class"] == "target-only" and "credgate/" not in line and len(findings) == 1
+            self.show(what, f"line {record['record']} of {record['file']}", right=right)
+        self.show("findings", f"{len(findings)}", right=len(findings) == 1)
+
+    def reconcile(self, name: str) -> tuple[int, str, list[dict[str, Any]]]:
+        """`credgate reconcile` of the ledger and the target's log: exit status, what it says, findings."""
+        report = self.reports / name
+        source = f"nginx@{world.HOST}={self.target.access_log}"
+        done = self.credgate("reconcile", "--source", source, "--report", str(report), "--json")
+        summary = json.loads(done.stdout) if done.stdout else {}
+        print(f"  {DIM}report: {report / 'report.html'}{PLAIN}")
+        words = summary["verdict"]["words"] if summary else done.stderr
+        return done.returncode, words, summary.get("findings", [])
 
     def stop(self) -> None:
         """The daemon belongs to this demo alone: its home goes."""
         if self.work.is_dir():
             self.credgate("gateway", "stop")
-
-
-def _from_access_log(line: str) -> str:
-    _, request, after = line.split('"')
-    method, path, _ = request.split()
-    return f"{method} {path} {after.split()[0]}"
 
 
 def become_account() -> None:
@@ -284,6 +308,7 @@ def main() -> int:
         demo.judge_refusals(said)
         demo.judge_names(said)
         demo.judge_ledger()
+        demo.judge_around()
     finally:
         demo.stop()
         shutil.rmtree(home)

@@ -53,13 +53,18 @@ def add_addresses(*addresses: str) -> None:
 
 def use_resolver(folder: Path) -> None:
     """Make this mount namespace's resolv.conf name 127.0.0.1, where the stand-in listens."""
-    libc = ctypes.CDLL(None, use_errno=True)
     for name, text in (("resolv.conf", "nameserver 127.0.0.1\n"), ("nsswitch.conf", "hosts: files dns\n")):
         file = folder / name
         file.write_text(text)
-        target = os.path.realpath(f"/etc/{name}")
-        if libc.mount(os.fsencode(file), os.fsencode(target), None, ctypes.c_ulong(MS_BIND), None) != 0:
-            raise OSError(ctypes.get_errno(), f"bind over {target}")
+        bind(file, f"/etc/{name}")
+
+
+def bind(file: Path, over: str) -> None:
+    """Put a file over another one in this mount namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    target = os.path.realpath(over)
+    if libc.mount(os.fsencode(file), os.fsencode(target), None, ctypes.c_ulong(MS_BIND), None) != 0:
+        raise OSError(ctypes.get_errno(), f"bind over {target}")
 
 
 class Resolver:
@@ -116,7 +121,8 @@ class Target:
                 right = seen == target.expected
                 status = (201 if self.command == "POST" else 200) if right else 401
                 body = json.dumps({"issues": ["a first one"]} if right else {"error": "bad credential"}).encode()
-                target.note(f'"{self.command} {self.path} HTTP/1.1" {status} {len(body)}')
+                agent = self.headers.get("user-agent", "-").replace('"', "%22")
+                target.note(f'"{self.command} {self.path} HTTP/1.1" {status} {len(body)} "-" "{agent}"')
                 self.send_response(status)
                 self.send_header("content-type", "application/json")
                 self.send_header("content-length", str(len(body)))
@@ -132,7 +138,7 @@ class Target:
         return Handler
 
     def note(self, text: str) -> None:
-        """One line of the access log, in the common log format."""
+        """One line of the access log, in the combined log format."""
         when = datetime.datetime.now(datetime.UTC).strftime("%d/%b/%Y:%H:%M:%S %z")
         with self.access_log.open("a") as file:
             file.write(f"127.0.0.1 - - [{when}] {text}\n")
@@ -159,6 +165,13 @@ class Bait:
         threading.Thread(target=server.serve_forever, daemon=True).start()
 
 
+def _usage() -> x509.KeyUsage:
+    """Of a CA: clients that go by the letter of RFC 5280 ask for it."""
+    off = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    never = dict.fromkeys((*off, "encipher_only", "decipher_only"), False)
+    return x509.KeyUsage(key_cert_sign=True, crl_sign=True, **never)
+
+
 def _issue(ca_file: Path, chain_file: Path) -> None:
     """A CA for the target, and its certificate and key in one PEM file."""
     now = datetime.datetime.now(datetime.UTC)
@@ -173,6 +186,7 @@ def _issue(ca_file: Path, chain_file: Path) -> None:
     authority = (
         builder(ca_name, ca_key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA256())
     )
