@@ -161,7 +161,10 @@ def _verdict_json(explained: Explained) -> dict[str, object]:
         case Allow():
             inject = [_placement_json(p, explained) for p in placements(verdict)]
             binding = verdict.bindings[0].name if verdict.bindings else None
-            found = {"verdict": "allow", "reason": None, "rule": verdict.rule, "binding": binding, "inject": inject}
+            found: dict[str, object] = {"verdict": "allow", "reason": None, "rule": verdict.rule}
+            found |= {"binding": binding, "inject": inject}
+            if verdict.sent is not None:
+                found |= {"route": verdict.route, "sent_to": _normalized(verdict.sent)}
             return found | ({"body_max": verdict.body_max} if verdict.body_max else {})
         case Deny():
             return {
@@ -212,6 +215,9 @@ def as_text(explained: Explained) -> str:
     match explained.verdict:
         case Allow() as allow:
             lines = ["allow", f"  rule     {allow.rule}"]
+            if allow.sent is not None:
+                lines.append(f"  route    {allow.route}")
+                lines.append(f"  sent to  {allow.sent.scheme}://{allow.sent.host}:{allow.sent.port}{allow.sent.path}")
             lines += [_placement_text(p, explained) for p in placements(allow)]
             if allow.body_max:
                 lines.append(f"  body     is read first, at most {allow.body_max} bytes, and has to fit: --body FILE")

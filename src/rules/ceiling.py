@@ -65,7 +65,7 @@ def _role_above(report: Report, role: Role, ceiling: Policy) -> Role | None:
 
 def _check_role(report: Report, policy: Policy, role: Role, ceiling: Policy, above: Role) -> None:
     where = join("role", role.name)
-    for endpoint in policy.endpoints_of(role.name):
+    for endpoint in dict.fromkeys((*policy.endpoints_of(role.name), *policy.targets_of(role.name))):
         _check_endpoint(report, endpoint, ceiling, above)
         if endpoint.proxy is not None and endpoint.proxy.secret:
             _check_proxy(report, policy, endpoint.proxy, ceiling)
@@ -105,7 +105,8 @@ def _below(path: str, outer: str) -> bool:
 def _check_endpoint(report: Report, endpoint: Endpoint, ceiling: Policy, above: Role) -> None:
     """Record what keeps the endpoint from fitting the ceiling's endpoint that it comes nearest to."""
     where = join("endpoint", endpoint.name)
-    candidates = [e for e in ceiling.endpoints_of(above.name) if _same_target(e, endpoint)]
+    reached = (*ceiling.endpoints_of(above.name), *ceiling.targets_of(above.name))
+    candidates = [e for e in reached if _same_target(e, endpoint)]
     if not candidates:
         message = f"the ceiling's role {above.name} reaches no endpoint that covers {endpoint.host.text}"
         kind = f"listen = {endpoint.listen}" if endpoint.listen else f"tls = {str(endpoint.tls).lower()}"

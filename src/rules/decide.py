@@ -67,7 +67,8 @@ def _and(mine: Allow, above: Verdict) -> Verdict:
     if isinstance(above, Deny):
         return above
     keys = ("dial_port", "alpn", "ca", "networks", "pins", "spki", "proxy")
-    if any(getattr(mine.endpoint, key) != getattr(above.endpoint, key) for key in keys):
+    ways = [None if a.sent is None else (a.sent.scheme, a.sent.host, a.sent.port) for a in (mine, above)]
+    if ways[0] != ways[1] or any(getattr(mine.endpoint, key) != getattr(above.endpoint, key) for key in keys):
         return Deny(
             reason=Reason.HOST_UNLISTED,
             message="The policy does not list this host for this role.",
@@ -88,22 +89,14 @@ def _decide(policy: Policy, role: str, request: Request, decoys: Mapping[str, st
             status=426,
             hint="upgrade = true on a rule with this path lets WebSocket through",
         )
-    denied = _denied(here, request)
-    if denied is not None:
-        return denied
-    matches = _matches(here, request)
-    if not isinstance(matches, Deny):
-        matches = _closed(here, matches, request)
-    if isinstance(matches, Deny):
-        return matches
-    bodied = _by_body(tuple(_bindings_of(policy, role)), matches, request)
-    if isinstance(bodied, Deny):
-        return bodied
-    allow = _bound(policy, role, bodied.matches)
+    allow = _ruled(policy, role, here, request)
+    if isinstance(allow, Allow) and allow.endpoint.route:
+        allow = _routed(policy, role, allow, request)
+    if isinstance(allow, Allow):
+        allow = _signed(allow.sent or request, allow, decoys)
     if isinstance(allow, Deny):
         return allow
-    allow = _signed(request, replace(allow, body_max=bodied.need, messages=bodied.messages), decoys)
-    return allow if isinstance(allow, Deny) else _check_credentials(request, allow, decoys, others)
+    return _check_credentials(request, allow, decoys, others)
 
 
 def _signed(request: Request, allow: Allow, decoys: Mapping[str, str]) -> Allow | Deny:
@@ -119,6 +112,51 @@ def _signed(request: Request, allow: Allow, decoys: Mapping[str, str]) -> Allow 
             hint=missing,
         )
     return replace(allow, body_max=max(allow.body_max, sigv4.needed(request, signing)))
+
+
+def _ruled(policy: Policy, role: str, here: tuple[Endpoint, ...], request: Request) -> Allow | Deny:
+    """What the rules of these endpoints say: deny, allow, body terms, bindings."""
+    denied = _denied(here, request)
+    if denied is not None:
+        return denied
+    matches = _matches(here, request)
+    if not isinstance(matches, Deny):
+        matches = _closed(here, matches, request)
+    if isinstance(matches, Deny):
+        return matches
+    bodied = _by_body(tuple(_bindings_of(policy, role)), matches, request)
+    if isinstance(bodied, Deny):
+        return bodied
+    allow = _bound(policy, role, bodied.matches)
+    return allow if isinstance(allow, Deny) else replace(allow, body_max=bodied.need, messages=bodied.messages)
+
+
+def _routed(policy: Policy, role: str, front: Allow, request: Request) -> Allow | Deny:
+    """Judge the request as the target that the role's route leads to would get it: by that one's rules and bindings
+    alone. Nothing of the request has a say in which one it is.
+    """
+    word = policy.roles[role].route
+    target = policy.endpoints.get(front.endpoint.behind(word))
+    if target is None:  # the load refuses it
+        return Deny(
+            reason=Reason.HOST_UNLISTED,
+            message="The policy does not list this host for this role.",
+            rule=front.rule,
+            hint=f"{word} in the route of endpoint {front.endpoint.name!r}",
+        )
+    scheme = "https" if target.tls else "http"
+    sent = replace(request, host=target.host.text, port=target.port, scheme=scheme)
+    inner = _ruled(policy, role, (target,), sent)
+    if isinstance(inner, Deny):
+        return inner
+    return replace(
+        inner,
+        rule=front.rule,
+        route=f"{word}: {inner.rule}",
+        sent=sent,
+        body_max=max(front.body_max, inner.body_max),
+        messages=tuple(dict.fromkeys((*front.messages, *inner.messages))),
+    )
 
 
 def decide_connect(policy: Policy, role: str, host: bytes, port: int) -> Tunnel | Deny:

@@ -47,9 +47,19 @@ def _endpoint(policy: Policy, role: Role, endpoint: Endpoint) -> Iterator[str]:
             yield f"allow {_methods(rule.methods)} {_url(endpoint)}{path.text}{_terms(rule)}{_secrets(rule, bindings)}"
     if endpoint.listen:
         yield f"pipe port {endpoint.listen} to {_url(endpoint)}, opaque"
+    yield from _routes(policy, role, endpoint)
     yield from _denies(endpoint)
     for key, value in _dialled(endpoint):
         yield f"dial {_url(endpoint)} with {key} = {value}"
+
+
+def _routes(policy: Policy, role: Role, endpoint: Endpoint) -> Iterator[str]:
+    """Where a routed endpoint leads this role, and what that target allows in its turn."""
+    target = policy.endpoints.get(endpoint.behind(role.route)) if endpoint.route else None
+    if target is not None:
+        way = f"route {_url(endpoint)} by {role.route}:"
+        yield f"{way} to {target.name}"
+        yield from (f"{way} {line}" for line in _endpoint(policy, role, target))
 
 
 def _denies(endpoint: Endpoint) -> Iterator[str]:

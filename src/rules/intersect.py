@@ -8,7 +8,7 @@ credential that one of the two refuses so stays refused, however the endpoints o
 from dataclasses import fields, replace
 
 from rules.covers import covers_tree
-from rules.policy import Budget, Limits, OnAlarm, Policy, Role, Workdir
+from rules.policy import Budget, Limits, OnAlarm, Policy, Role, Workdir, reached_by
 
 __all__ = ["child_policy", "intersect", "least"]
 
@@ -28,8 +28,8 @@ def child_policy(policy: Policy, parent: str, child: str) -> Policy:
 def intersect(child: Role, parent: Role, policy: Policy) -> Role:
     """What both roles give. `within` is left empty: child_policy sets it."""
     bindings = _common(child.bindings, parent.bindings)
-    bound = {policy.bindings[name].endpoint for name in bindings}
-    reached = [_reached(child, policy), _reached(parent, policy)]
+    bound = reached_by(Role(name="", bindings=bindings), policy.bindings, policy.endpoints)
+    reached = [reached_by(role, policy.bindings, policy.endpoints) for role in (child, parent)]
     return Role(
         name=child.name,
         bindings=bindings,
@@ -46,6 +46,7 @@ def intersect(child: Role, parent: Role, policy: Policy) -> Role:
         limits=least(child.limits, parent.limits),
         budget=least_budget(child.budget, parent.budget),
         on_alarm=sternest(child.on_alarm, parent.on_alarm),
+        route=child.route,  # where the parent's leads elsewhere the two roles don't both allow, and it is refused
     )
 
 
@@ -70,10 +71,6 @@ def smaller(one: int | None, other: int | None) -> int | None:
 def sternest(one: OnAlarm, other: OnAlarm) -> OnAlarm:
     """The one that does more."""
     return max(one, other, key=list(OnAlarm).index)
-
-
-def _reached(role: Role, policy: Policy) -> frozenset[str]:
-    return frozenset({*role.endpoints, *(policy.bindings[name].endpoint for name in role.bindings)})
 
 
 def _common(mine: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ def _warn(where: str, message: str, hint: str) -> Problem:
 def _unused(policy: Policy) -> Iterator[Problem]:
     bound = {name for role in policy.roles.values() for name in role.bindings}
     reached = {e.name for role in policy.roles for e in policy.endpoints_of(role)}
+    reached |= {e.name for role in policy.roles for e in policy.targets_of(role)}
     secrets = {b.secret for b in policy.bindings.values()} | {p.secret for p in policy.proxies.values()}
     secrets |= {name for mint in policy.mints.values() for name in secrets_of(mint)}
     reached |= _called(policy)

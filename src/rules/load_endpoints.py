@@ -14,20 +14,21 @@ from rules.load_registries import Registries, spread
 from rules.load_rules import pack_name, rules_of
 from rules.pack_rules import Packs, read_pack
 from rules.policy import Address, CorporateProxy, Endpoint, Foreign, Network
-from rules.tables import Table, closest, show
+from rules.tables import Table, closest, is_name, join, show
 
 KEYS = (
     *("host", "port", "address", "dial_port", "tls", "alpn", "ca", "foreign", "protocol", "allow", "deny"),
-    *("spki", "proxy", "listen", "correlate", "fingerprint", "pack", "host_from"),
+    *("spki", "proxy", "listen", "correlate", "fingerprint", "pack", "host_from", "route"),
 )
-LATER = ("route",)
+LATER: tuple[str, ...] = ()
 ALPN = ("http/1.1", "h2")
 _DNS_PORT = 53
 _TAKEN = frozenset({_DNS_PORT, 80, 443})
 _NOT_OPAQUE = (
     *("tls", "alpn", "ca", "spki", "proxy", "dial_port", "foreign", "allow", "deny"),
-    *("correlate", "fingerprint", "pack"),
+    *("correlate", "fingerprint", "pack", "route"),
 )
+_OF_TARGETS = ("address", "dial_port", "ca", "spki", "proxy", "foreign", "host_from", "correlate", "fingerprint")
 _SHA256 = 32
 _WIDEST = {4: 8, 6: 7}  # 10.0.0.0/8 (RFC 1918) and fc00::/7 (RFC 4193) are the widest private ranges
 
@@ -78,6 +79,7 @@ def _endpoint(name: str, table: Table, context: Context) -> Endpoint:
         fingerprint=table.choice("fingerprint", Fingerprint, Fingerprint.HMAC) if table.has("fingerprint") else None,
         allow=allow,
         deny=deny,
+        route=_route(table),
     )
 
 
@@ -93,6 +95,27 @@ def _host(table: Table, packed: str, *, exact: bool) -> HostPattern:
         except HostError as fault:
             table.fault("host", fault.detail, fault.hint)
     return HostPattern(text=text, labels=())
+
+
+def _route(table: Table) -> tuple[tuple[str, str], ...]:
+    """Read `route`: the words that roles choose by, and the endpoint behind each. How to dial is the targets' own."""
+    if not table.has("route"):
+        return ()
+    for key in _OF_TARGETS:
+        if table.has(key):
+            table.fault(key, "got it beside route, whose targets say it each for itself", "write it there")
+    found: list[tuple[str, str]] = []
+    for word, name in table.mapping("route"):
+        where = join(table.at("route"), word)
+        if not is_name(word):
+            table.report.add(where, f"got the word {show(word)}, expected letters, digits, - and _ (at most 64)")
+        elif not isinstance(name, str):
+            table.report.add(where, f"got {show(name)}, expected the name of an endpoint")
+        else:
+            found.append((word, name))
+    if not found:
+        table.fault("route", "leads nowhere", 'as in { default = "llm-cloud", sensitive = "llm-local" }')
+    return tuple(found)
 
 
 def _port(table: Table, default: int) -> int:

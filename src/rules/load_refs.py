@@ -8,7 +8,7 @@ from rules.load_fit import check_place
 from rules.mint_refs import mint_problems
 from rules.mints import Mint
 from rules.places import overlap, place_text
-from rules.policy import Binding, CorporateProxy, Endpoint, Foreign, Role, SecretRule, TestCase
+from rules.policy import Binding, CorporateProxy, Endpoint, Foreign, Role, SecretRule, TestCase, reached_by
 from rules.tables import Report, Table, closest, join, show
 
 
@@ -56,6 +56,8 @@ def check_refs(root: Table, default_role: str, draft: Draft) -> None:
         report.add(problem.where, problem.message, problem.hint)
     for binding in draft.bindings.values():
         _binding(report, binding, draft)
+    for endpoint in draft.endpoints.values():
+        _route(report, endpoint, draft)
     for role in draft.roles.values():
         _role(report, role, draft)
     for i, case in enumerate(draft.tests):
@@ -101,6 +103,8 @@ def _bound_rules(report: Report, where: str, binding: Binding, endpoint: Endpoin
 def _bound_endpoint(report: Report, where: str, endpoint: Endpoint, draft: Draft) -> None:
     """Refuse a secret where it could be read on the way, or go to whoever owns a name under a wildcard."""
     place = f"{where}.endpoint"
+    if endpoint.route:
+        report.add(place, f"{endpoint.name} has a route, and a secret is one target's", "bind it to the targets")
     if not endpoint.tls:
         report.add(place, f"{endpoint.name} has tls = false, which carries no secret", "bind it to a tls endpoint")
     if not endpoint.host.exact:
@@ -125,6 +129,36 @@ def _bound_endpoint(report: Report, where: str, endpoint: Endpoint, draft: Draft
         )
 
 
+def _route(report: Report, endpoint: Endpoint, draft: Draft) -> None:
+    """Refuse a route that leads to no single target, or to one that is spoken to in another way."""
+    for word, name in endpoint.route:
+        where = join(f"{join('endpoint', endpoint.name)}.route", word)
+        if not _ref(report, where, name, draft.endpoints, "endpoint"):
+            continue
+        target = draft.endpoints[name]
+        if target.route or target.listen or f"{name}~2" in draft.endpoints:
+            report.add(where, f"{name} is no single target of HTTP", "name an endpoint with host, and without a route")
+        elif target.host.labels and not target.host.exact:
+            report.add(where, f"{name} has the host {show(target.host.text)}, expected one host")
+        elif target.alpn != endpoint.alpn and target.tls:
+            message = f"{name} speaks {', '.join(target.alpn)}, {endpoint.name} {', '.join(endpoint.alpn)}"
+            report.add(where, message, "give both the same alpn: HTTP/2 is never turned into HTTP/1.1")
+        elif not target.tls and "h2" in endpoint.alpn:
+            report.add(where, f"{name} has tls = false, which speaks HTTP/1.1 alone", "take alpn out")
+
+
+def _role_route(report: Report, role: Role, reached: Iterable[Endpoint]) -> None:
+    """Refuse a role whose word an endpoint doesn't know: no request may go another way in silence."""
+    routed = [endpoint for endpoint in reached if endpoint.route]
+    where = f"{join('role', role.name)}.route"
+    for endpoint in routed:
+        if not endpoint.behind(role.route):
+            words = [word for word, _ in endpoint.route]
+            report.add(where, f"{endpoint.name} has no route {show(role.route)}", closest(role.route, words))
+    if role.route != "default" and not routed:
+        report.add(where, "no endpoint of this role has a route", "take it out, or list the endpoint that has one")
+
+
 def _role(report: Report, role: Role, draft: Draft) -> None:
     where = join("role", role.name)
     for i, name in enumerate(role.bindings):
@@ -140,7 +174,8 @@ def _role(report: Report, role: Role, draft: Draft) -> None:
         if binding.placeholder and binding.placeholder.env in role.env:
             message = f"{binding.placeholder.env} is passed from the caller and holds the placeholder of {binding.name}"
             report.add(f"{where}.env", message, "take it out of env")
-    reached = {*role.endpoints, *(b.endpoint for b in bindings)}
+    reached = reached_by(role, draft.bindings, draft.endpoints)
+    _role_route(report, role, [e for n, e in draft.endpoints.items() if n in reached])
     for first, second in combinations([e for n, e in draft.endpoints.items() if n.partition("~")[0] in reached], 2):
         _one_target(report, where, first, second)
 
@@ -156,7 +191,7 @@ def _one_target(report: Report, where: str, one: Endpoint, other: Endpoint) -> N
         return
     if not one.host.labels or one.host != other.host or one.port != other.port or one.listen or other.listen:
         return
-    keys = ("tls", "dial_port", "alpn", "ca", "networks", "pins", "spki", "proxy")
+    keys = ("tls", "dial_port", "alpn", "ca", "networks", "pins", "spki", "proxy", "route")
     differ = [key for key in keys if getattr(one, key) != getattr(other, key)]
     if differ:
         names = ", ".join("address" if key in ("networks", "pins") else key for key in differ)

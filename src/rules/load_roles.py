@@ -11,7 +11,7 @@ from rules.tables import NOT_YET, Table, closest, show
 
 ROLE_KEYS = (
     *("bindings", "endpoints", "workdir", "tools", "read", "env", "deadline", "limits", "on_alarm"),
-    *("allow_debug", "allow_userns", "publish", "children", "budget"),
+    *("allow_debug", "allow_userns", "publish", "children", "budget", "route"),
 )
 ROLE_LATER = ("state", "readonly", "hide", "show", "approve")
 _FIRST_FREE, _LAST_PORT, _MAX_PUBLISHED = 1024, 65535, 16
@@ -42,6 +42,7 @@ def _role(name: str, table: Table) -> Role:
         limits=_limits(table.table("limits", known=LIMIT_KEYS)),
         budget=_budget(table.table("budget", known=BUDGET_KEYS)),
         on_alarm=table.choice("on_alarm", OnAlarm, OnAlarm.NOTIFY),
+        route=table.text("route", "default"),
     )
 
 

@@ -206,11 +206,16 @@ class Endpoint:
     allow: tuple[AllowRule, ...] = ()
     deny: tuple[DenyRule, ...] = ()
     origin: Origin | None = None  # with host_from: what it was resolved from
+    route: tuple[tuple[str, str], ...] = ()  # word of a role's `route`, and the endpoint that stands behind it
 
     @property
     def entry(self) -> int:
         """The port of the gateway that leads to it."""
         return self.listen or self.port
+
+    def behind(self, word: str) -> str:
+        """The name of the endpoint that `word` leads to, "" for none."""
+        return dict(self.route).get(word, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,12 +314,20 @@ class Role:
     limits: Limits = field(default_factory=Limits)
     budget: Budget = field(default_factory=Budget)
     on_alarm: OnAlarm = OnAlarm.NOTIFY
+    route: str = "default"  # which way its requests go at an endpoint with several targets
     within: tuple[str, ...] = ()  # roles of the same policy that must allow each request too; set by rules.intersect
 
     def switches(self) -> tuple[str, ...]:
         """The keys of this role that open what is closed otherwise, as banner and ledger name them."""
         on = {"allow_debug": self.allow_debug, "allow_userns": self.allow_userns}
         return tuple(name for name, value in on.items() if value)
+
+
+def reached_by(role: Role, bindings: Mapping[str, Binding], endpoints: Mapping[str, Endpoint]) -> frozenset[str]:
+    """The names of the endpoints that a role reaches by themselves; unknown names are passed over."""
+    behind = {name for endpoint in endpoints.values() for _, name in endpoint.route}
+    bound = {bindings[name].endpoint for name in role.bindings if name in bindings}
+    return frozenset({*role.endpoints, *(bound - behind)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,11 +362,17 @@ class Policy:
     def endpoints_of(self, role: str) -> tuple[Endpoint, ...]:
         """The endpoints that a role reaches, by binding or by name, each once, in the file's order.
 
-        With host_from one name stands for several: NAME, NAME~2 and so on.
+        With host_from one name stands for several: NAME, NAME~2 and so on. What stands behind a route is reached by
+        its own name only where the role lists it.
         """
-        mine = self.roles[role]
-        names = set(mine.endpoints) | {self.bindings[b].endpoint for b in mine.bindings}
+        names = reached_by(self.roles[role], self.bindings, self.endpoints)
         return tuple(e for n, e in self.endpoints.items() if n.partition("~")[0] in names)
+
+    def targets_of(self, role: str) -> tuple[Endpoint, ...]:
+        """What stands behind the routed endpoints of a role, each once."""
+        word = self.roles[role].route
+        names = dict.fromkeys(e.behind(word) for e in self.endpoints_of(role) if e.route)
+        return tuple(self.endpoints[name] for name in names if name)
 
     def registries(self) -> tuple[str, ...]:
         """What each host_from was resolved to, each once."""

@@ -1,11 +1,12 @@
 """A verdict is a value with a reason. It has no truth value: take it apart with match and assert_never."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from rules.messages import Messages
 from rules.policy import Binding, Endpoint
 from rules.reasons import Reason
+from rules.request import Request
 
 
 class _NoTruth:
@@ -22,6 +23,8 @@ class Allow(_NoTruth):
 
     `body_max` is 0, or the bytes of a body that has to be read first: the verdict on the request with it counts.
     `messages` is of a WebSocket: its client's messages are held against it, each of them (rules.messages).
+    Of an endpoint with several targets `rule` is its own rule, `endpoint` the one that the role's `route` leads to,
+    `route` says which ("WORD: RULE" of the target), and `sent` is the request as that one gets it.
     """
 
     rule: str  # "ENDPOINT.ID", the deciding allow rule; "" before a rule was asked (CONNECT)
@@ -29,6 +32,8 @@ class Allow(_NoTruth):
     bindings: tuple[Binding, ...] = ()
     body_max: int = 0
     messages: Messages = ()
+    route: str = ""
+    sent: Request | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

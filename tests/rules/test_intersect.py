@@ -181,7 +181,7 @@ def vars_of(policy: Policy) -> dict[str, object]:
 def test_every_field_of_a_role_is_thought_of() -> None:
     """A right that is added to Role and forgotten in intersect fails here: it has to be one of these."""
     known = "name bindings endpoints workdir tools read env allow_debug allow_userns children deadline limits within"
-    assert {f.name for f in fields(Role)} == {*known.split(), "budget", "on_alarm", "publish"}
+    assert {f.name for f in fields(Role)} == {*known.split(), "budget", "on_alarm", "publish", "route"}
 
 
 def test_least_takes_each_bound() -> None:

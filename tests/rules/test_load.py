@@ -135,7 +135,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "tls = false",
         MINIMAL + HOST + f'tls = false\nspki = ["sha256/{"A" * 43}="]\n',
     ),
-    "route": ("endpoint.e.route", "not yet", MINIMAL + HOST + 'route = { default = "a" }\n'),
+    "route": ("endpoint.e.route.default", "no endpoint is called", MINIMAL + HOST + 'route = { default = "a" }\n'),
     "proxy": ("endpoint.e.proxy", "add: [proxy.corp]", MINIMAL + HOST + 'proxy = "corp"\n'),
     "proxy near": ("endpoint.e.proxy", 'did you mean "corp"?', MINIMAL + PROXY + HOST + 'proxy = "crop"\n'),
     "proxy without tls": ("endpoint.e.proxy", "unverified", MINIMAL + PROXY + HOST + 'proxy = "corp"\ntls = false\n'),

@@ -59,6 +59,7 @@ class Exchange:
     refusal: Refusal | None = None  # set: this is the answer, and nothing else is
     request: Request | None = field(default=None, repr=False)  # its headers are the client's
     allow: Allow | None = None
+    asked: str = ""  # host and port that the client named, where the request was sent to another target of the endpoint
     cred_fp: str = ""  # of the credentials that were put in
     path: str = ""  # for the ledger: without what a binding writes into it; "": the request's own
     query_names: tuple[str, ...] | None = None  # of what is sent; None: the request's own

@@ -139,15 +139,15 @@ class Judge:
             return own
         others = self.decoys.others(run)
         if body is None:
-            return _with(request, decide(run.policy, run.role, request, run.decoys, others))
+            return _with(exchange, request, decide(run.policy, run.role, request, run.decoys, others))
         try:
             whole = replace(request, body=decoded(request.headers, body, exchange.body_max))
         except Undecodable as why:
             return body_refused(str(why))
         if len(body) < QUICK:
-            return _with(whole, decide(run.policy, run.role, whole, run.decoys, others))
+            return _with(exchange, whole, decide(run.policy, run.role, whole, run.decoys, others))
         # Parsing 32 MiB takes seconds, in which the other runs would stand still.
-        return _with(whole, await asyncio.to_thread(decide, run.policy, run.role, whole, run.decoys, others))
+        return _with(exchange, whole, await asyncio.to_thread(decide, run.policy, run.role, whole, run.decoys, others))
 
     async def _target(
         self, state: ClientState, allow: Allow, request: Request, connected: frozenset[Key]
@@ -217,8 +217,14 @@ class Judge:
         return _over(state, use)
 
 
-def _with(request: Request, verdict: Allow | Deny) -> _Judged | Deny:
-    return (request, verdict) if isinstance(verdict, Allow) else verdict
+def _with(exchange: Exchange, request: Request, verdict: Allow | Deny) -> _Judged | Deny:
+    """An endpoint with several targets: from here on the request is the one that its target gets."""
+    if isinstance(verdict, Deny):
+        return verdict
+    if verdict.sent is not None:
+        exchange.asked = f"{request.host}:{request.port}"
+        exchange.request = request = verdict.sent
+    return request, verdict
 
 
 def _over(state: ClientState, use: Use) -> Deny | None:

@@ -43,6 +43,8 @@ class Records:
             **_request_fields(exchange),
             verdict="allow",
             rule="" if allow is None else allow.rule,
+            route="" if allow is None else allow.route,
+            asked=exchange.asked,
             binding=",".join(bindings),
             secret=",".join(secrets),
             cred_fp=exchange.cred_fp,

@@ -79,6 +79,7 @@ class Number:
 type Kind = Text | Texts | Pairs | Number
 
 FIELDS: Mapping[str, Kind] = {
+    "asked": Text(cap=320),  # with route: what the client named, "HOST:PORT"
     "binding": Text(),
     "counters": Pairs(count=12, cap=24),  # of off_route: packets by the counter's name
     "count": Number(),  # of what an aggregated line stands for; OutNoRoutes of off_route
@@ -117,6 +118,7 @@ FIELDS: Mapping[str, Kind] = {
     "resp_bytes": Number(),
     "role": Text(),
     "root": Text(),  # of checkpoint and pruned: RFC 6962 root over the first tree_size lines, base64
+    "route": Text(cap=256),  # of an endpoint with several targets: "WORD: RULE" of the one that it was sent to
     "rule": Text(cap=256),
     "run": Text(),
     "scheme": Text(cap=16),
@@ -128,7 +130,7 @@ FIELDS: Mapping[str, Kind] = {
     "sig_old": Text(),
     "sni": Text(cap=320),
     "status": Number(),  # HTTP status; of run.end the exit status
-    "registries": Texts(count=16, cap=400),  # of run.start: what each host_from was resolved to
+    "registries": Texts(count=8, cap=256),  # of run.start: what each host_from was resolved to
     "switches": Texts(count=8, cap=32),  # of run.start: what the role opened, as "allow_userns"
     "torn": Text(),  # of recovered: the file they lie in now
     "tree_size": Number(),  # of checkpoint and pruned: lines that root stands for
