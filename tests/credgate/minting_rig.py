@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from credgate.errors import CredgateError
+from credgate.gateway.capture import Fingerprints
 from credgate.gateway.dial import Dialler
 from credgate.gateway.pins import Pins
 from credgate.gateway.upstream import UpstreamTls
@@ -130,7 +131,8 @@ def minting(home: Path, port: int, ca: Path, policy: str = POLICY, timeout: floa
     dialler = Dialler(
         pins=Pins(resolve, 0.0), own_addresses=frozenset, listeners=frozenset, resolve_timeout=1.0, connect_timeout=1.0
     )
-    calls = Calls(ledger=ledger, dialler=dialler, upstream=UpstreamTls(), timeout=timeout)
+    marks = Fingerprints.load(home / "fingerprints")
+    calls = Calls(ledger=ledger, dialler=dialler, upstream=UpstreamTls(), fingerprints=marks, timeout=timeout)
     loaded = load_policy(policy.format(port=port, ca=ca).encode(), packs={}, base_dir="/")
     minter = Minter(calls=calls, vault=vault, known=known, clock=clock)
     try:

@@ -123,6 +123,19 @@ def test_a_client_that_leaves_breaks_nothing_off(site: Site) -> None:
         asyncio.run(main(rig))
 
 
+def test_the_end_of_the_daemon_waits_for_what_is_on_its_way(site: Site) -> None:
+    async def main(rig: Minting) -> None:
+        asking = asyncio.create_task(rig.token())
+        await asyncio.sleep(0.15)
+        asking.cancel()
+        await rig.minter.drain()
+        assert await rig.kept() == site.provider.refresh != "refresh-0"
+
+    site.provider.hang = 0.4
+    with site.minting() as rig:
+        asyncio.run(main(rig))
+
+
 def test_a_token_that_does_not_rotate_is_left_where_it_is(site: Site) -> None:
     async def main(rig: Minting) -> None:
         await rig.token()
@@ -169,6 +182,7 @@ def test_each_call_is_in_the_ledger_before_and_after_and_no_value_is(site: Site)
         }
         assert (after["intent_seq"], after["status"]) == (before["seq"], 200)
         assert after["ids"]["x-request-id"] == "idp-1"
+        assert after["cred_fp"].startswith("hmac:")
         assert "host" not in after
         text = repr(rig.records())
         assert not any(value in text for value in (token, "refresh-0", site.provider.refresh))

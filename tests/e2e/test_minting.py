@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from botocore.credentials import Credentials
 from tests.credgate.gateway_rig import server_tls
 from tests.e2e.site import Site
 from tests.targets.aws import Aws
+from tests.targets.idp import Idp, Provider
 from tests.targets.pki import Authority
 
 pytestmark = pytest.mark.needs("userns", "netns", "nftables", "landlock", "seccomp")
@@ -77,3 +79,86 @@ def test_boto3_with_decoys(site: Site, aws: Aws, authority: Authority) -> None:
     assert {arrived.error for arrived in aws.seen} == {""}
     assert {arrived.signed for arrived in aws.seen} == {KEY}
     assert SECRET not in "".join(path.read_text() for path in Path(site.state / "ledger").glob("seg-*.jsonl"))
+
+
+IDP = "idp.acme.example"
+OAUTH = """
+version = 1
+[secret.refresh]
+source = "keyring:credgate/refresh"
+[endpoint.idp]
+host = "idp.acme.example"
+dial_port = {port}
+address = ["127.0.0.1"]
+ca = "ca.pem"
+[[endpoint.idp.allow]]
+id = "api"
+methods = ["GET", "POST"]
+paths = ["/**"]
+[mint.oauth]
+type = "oauth2-refresh"
+secret = "refresh"
+endpoint = "idp"
+path = "/oauth/token"
+placeholder = {{ env = "REFRESH_TOKEN", shape = "rt_{{40}}" }}
+[secret.oauth]
+source = "mint:oauth"
+[binding.oauth]
+secret = "oauth"
+endpoint = "idp"
+rules = ["api"]
+place = "header:authorization"
+mode = "placeholder"
+placeholder = {{ env = "ACCESS_TOKEN", shape = "at_{{40}}" }}
+[role.dev]
+bindings = ["oauth"]
+"""
+AGENT = """
+import json, os, time, urllib.error, urllib.parse, urllib.request
+BASE = "https://idp.acme.example"
+refresh, access = os.environ["REFRESH_TOKEN"], os.environ["ACCESS_TOKEN"]
+def ask(path, body=None, **headers):
+    request = urllib.request.Request(BASE + path, data=body and urllib.parse.urlencode(body).encode(), headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+statuses, ends = [], time.monotonic() + 5
+while time.monotonic() < ends:
+    statuses.append(ask("/api", Authorization="Bearer " + access)[0])
+    time.sleep(0.1)
+own = ask("/oauth/token", {"grant_type": "refresh_token", "refresh_token": refresh})
+others = [ask("/oauth/token", {"grant_type": "refresh_token", "refresh_token": t})[0] for t in (access, "refresh-0")]
+print(json.dumps({"statuses": statuses, "own": own, "others": others, "environ": open("/proc/self/environ").read()}))
+"""
+
+
+def test_five_jails_and_tokens_of_two_seconds(site: Site, authority: Authority) -> None:
+    """One refresh for each expiry, whoever asks; no jail redeems or holds anything."""
+    idp = Idp(server_tls(authority, IDP), Provider(lifetime=2))
+    try:
+        site.policy(OAUTH.format(port=idp.port), authority.ca)
+        site.secret("refresh", "refresh-0")
+        jails = [site.start(site.python(), "-c", AGENT) for _ in range(5)]
+        outputs = [jail.communicate(timeout=90) for jail in jails]
+    finally:
+        idp.stop()
+    said = [json.loads(out) for out, err in outputs if out or pytest.fail(err)]
+    assert len(said) == 5
+    minted, provider = idp.provider.minted(), idp.provider
+    gaps = [later.at - earlier.at for earlier, later in pairwise(minted)]
+    assert all(gap > 1.75 for gap in gaps), gaps
+    assert len(minted) >= 3
+    assert {asked.status for asked in minted} == {200}
+    assert not provider.chain_over
+    assert all(asked.bearer for asked in provider.seen if asked.path == "/api")
+    for jail in said:
+        assert set(jail["statuses"]) == {200}
+        assert jail["own"][0] == 200
+        assert jail["own"][1]["access_token"] in jail["environ"]
+        assert jail["others"] == [403, 403]
+    told = repr(said) + "".join(path.read_text() for path in Path(site.state / "ledger").glob("seg-*.jsonl"))
+    assert not any(token in told for token in (*provider.living, provider.refresh))
+    assert len(site.ledger(ev="mint", verdict="allow")) == len(minted)
+    assert len({jail["own"][1]["refresh_token"] for jail in said}) == 5  # a decoy is its run's own

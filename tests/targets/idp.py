@@ -39,6 +39,7 @@ class Asked:
     body: dict[str, Any]
     status: int = 0
     bearer: bool = False  # a living token
+    at: float = field(default_factory=time.monotonic)
 
 
 @dataclass

@@ -3,6 +3,8 @@
 TLS shows a certificate for a whole connection, so a connection with one is another than one without: `Target.key`.
 """
 
+import hashlib
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from cryptography import x509
@@ -15,6 +17,7 @@ from credgate.secretvalue import Secret, SecretUnavailable
 from rules.policy import Binding, PlaceKind
 from rules.verdict import Allow
 
+_MAX_KNOWN = 32
 _HINT = (
     "cat certificate.pem key.pem | credgate secret set NAME: the chain from the leaf up, and a key without passphrase"
 )
@@ -38,6 +41,23 @@ class Identity:
             context.add_extra_chain_cert(other)
         context.use_privatekey(self.key)
         context.check_privatekey()
+
+
+class Identities:
+    """Parses each value once: reading a key costs more than the rest of a request. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, Identity] = OrderedDict()
+
+    def of(self, secret: Secret) -> Identity:
+        """As parse_identity."""
+        digest = hashlib.sha256(secret.reveal().encode()).digest()
+        found = self._known.get(digest)
+        if found is None:
+            found = self._known[digest] = parse_identity(secret)
+            if len(self._known) > _MAX_KNOWN:
+                self._known.popitem(last=False)
+        return found
 
 
 def certificate_of(allow: Allow) -> Binding | None:

@@ -12,7 +12,7 @@ from mitmproxy.http import Headers, HTTPFlow
 from credgate.gateway import standing
 from credgate.gateway.capture import Fingerprints, marks_of
 from credgate.gateway.cleaning import is_wanted, plainly
-from credgate.gateway.clientcert import Identity, certificate_of, parse_identity
+from credgate.gateway.clientcert import Identities, Identity, certificate_of
 from credgate.gateway.decoded import Undecodable, decoded
 from credgate.gateway.dial import Dialler
 from credgate.gateway.exchange import ClientState, Exchange, Key, Target
@@ -79,6 +79,7 @@ class Judge:
     known: KnownValues
     minter: Minter
     decoys: LiveDecoys = field(default_factory=LiveDecoys)
+    identities: Identities = field(default_factory=Identities)
 
     async def judge(
         self,
@@ -167,7 +168,7 @@ class Judge:
 
     async def _certificate(self, run: Run, allow: Allow) -> Identity | None:
         binding = certificate_of(allow)
-        return None if binding is None else parse_identity(await self._fetch(run, binding.secret))
+        return None if binding is None else self.identities.of(await self._fetch(run, binding.secret))
 
     async def _proxy_secret(self, run: Run, allow: Allow) -> Secret | None:
         proxy = allow.endpoint.proxy

@@ -91,12 +91,13 @@ class Gateway:
             connect_timeout=limits.connect,
             bundle=str(upstream.bundle),
         )
-        calls = Calls(ledger=ledger, dialler=dialler, upstream=upstream)
+        fingerprints = Fingerprints.load(keys.beside(ledger.directory))
+        calls = Calls(ledger=ledger, dialler=dialler, upstream=upstream, fingerprints=fingerprints)
         self._minter = Minter(calls=calls, vault=vault, known=self.known)
         self._hooks = Hooks(
             judge=Judge(
                 records=Records(ledger),
-                fingerprints=Fingerprints.load(keys.beside(ledger.directory)),
+                fingerprints=fingerprints,
                 vault=vault,
                 dialler=dialler,
                 known=self.known,
@@ -192,6 +193,7 @@ class Gateway:
         """Close every run."""
         for run_id in tuple(self._instances):
             await self.close(run_id)
+        await self._minter.drain()
         self._options = None
 
     def _gateway_addresses(self) -> frozenset[Address]:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from OpenSSL import SSL
 
 from credgate.errors import CredgateError
-from credgate.gateway.capture import collect_ids
+from credgate.gateway.capture import Fingerprints, collect_ids
 from credgate.gateway.dial import DialError, Dialler, Streams
 from credgate.gateway.exchange import Target
 from credgate.gateway.framing import Counted, FramingError, UntilClose, response_body
 from credgate.gateway.head import HeadError, ResponseHead, cut, parse_response_head
 from credgate.gateway.upstream import UpstreamTls
-from credgate.minting.forms import Answered, Asked
+from credgate.minting.forms import Answered, Asked, token_in
 from credgate.runs import Run
 from credgate.secretvalue import Secret
 from rules.addresses import unmap
@@ -70,6 +70,7 @@ class Calls:
     ledger: "Ledger"
     dialler: Dialler
     upstream: UpstreamTls
+    fingerprints: Fingerprints
     timeout: float = 30.0
 
     async def call(self, purpose: Purpose, endpoint: Endpoint, asked: Asked, proxy: Secret | None = None) -> Answered:
@@ -125,10 +126,16 @@ class Calls:
             pin=call.target.pin(call.pin),
             status=None if answer is None else answer.status,
             ids={} if answer is None else collect_ids(answer.fields),
+            cred_fp="" if answer is None else self._fingerprint(call, answer),
             req_bytes=len(call.asked.body) if call.sent else 0,
             resp_bytes=0 if answer is None else len(answer.body),
             ms=int((time.monotonic() - call.started) * 1000),
         )
+
+    def _fingerprint(self, call: _Call, answer: Answered) -> str:
+        """Of the token that came: the target's log names what is done with it by the same."""
+        token = token_in(answer)
+        return self.fingerprints.of(call.target.endpoint, call.target.host, [token]) if token else ""
 
     async def _within(self, call: _Call) -> Answered:
         try:

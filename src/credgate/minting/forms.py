@@ -169,8 +169,9 @@ def github_granted(mint: GithubApp, answer: Answered, now: float) -> Grant:
 
 
 def token_in(answer: Answered) -> str:
-    """The installation token of an answer that was not taken, to take it back; "" where there is none."""
-    token = _document(answer).get("token")
+    """The token in an answer, whether it is taken or not; "" where there is none."""
+    document = _document(answer) if 200 <= answer.status < 300 else {}
+    token = document.get("access_token", document.get("token"))
     return token if _is_token(token) else ""
 
 

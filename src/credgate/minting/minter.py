@@ -187,6 +187,11 @@ class Minter:
         except TimeoutError:
             log.error("run %s: tokens were not taken back within %.0f s; they end by themselves", run_id, REVOKE)
 
+    async def drain(self) -> None:
+        """Let calls that are on their way come to their end: a refresh token that is replaced has to be kept."""
+        if self._flights:
+            await asyncio.wait(tuple(self._flights.values()), timeout=self._calls.timeout)
+
     async def _revoke(self, place: _Place, held: _Held) -> None:
         """Where it fails the ledger says so, and the token ends by itself."""
         asked = None if held.token is None else _revocation(place.mint, held.token.reveal())
