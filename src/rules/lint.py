@@ -12,7 +12,7 @@ __all__ = ["warnings"]
 
 def warnings(policy: Policy) -> tuple[Problem, ...]:
     """Return what a reader of the policy should look at again."""
-    return (*_unused(policy), *_too_little(policy), *_too_much(policy))
+    return (*_unused(policy), *_unfilled(policy), *_too_little(policy), *_too_much(policy))
 
 
 def _warn(where: str, message: str, hint: str) -> Problem:
@@ -48,6 +48,17 @@ def _unused(policy: Policy) -> Iterator[Problem]:
 def _called(policy: Policy) -> set[str]:
     """Endpoints of calls of the gateway's own, which need no rule."""
     return {endpoint.name for mint in policy.mints.values() if (endpoint := endpoint_of(policy, mint))}
+
+
+def _unfilled(policy: Policy) -> Iterator[Problem]:
+    for endpoint in policy.endpoints.values():
+        bound = {(rule, b.slot) for b in policy.bindings.values() if b.endpoint == endpoint.name for rule in b.rules}
+        for rule in endpoint.allow:
+            names = {name for path in rule.paths for name, _ in path.holes}
+            for name in sorted(name for name in names if (rule.id, name) not in bound):
+                where = f"{join('endpoint', endpoint.name)}.allow"
+                message = f'the rule "{rule.id}" names a segment {{{name}}}, which no binding fills'
+                yield _warn(where, message, f'bind it with place = "path:{name}", or write "*"')
 
 
 def _too_little(policy: Policy) -> Iterator[Problem]:

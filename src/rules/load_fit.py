@@ -31,12 +31,12 @@ def _faults(binding: Binding, rule: AllowRule) -> Iterator[tuple[str, str]]:
 
 
 def _query(binding: Binding, rule: AllowRule) -> Iterator[tuple[str, str]]:
-    if rule.query is not None and binding.slot not in rule.query:
+    if binding.slot and rule.query is not None and binding.slot not in rule.query:
         yield f"does not let {binding.slot} stand in the query", f'add "{binding.slot}" to query = {{ allow = [...] }}'
 
 
 def _path(binding: Binding, rule: AllowRule) -> Iterator[tuple[str, str]]:
-    for pattern in rule.paths:
+    for pattern in rule.paths if binding.slot else ():
         if binding.slot not in {name for name, _ in pattern.holes}:
             yield (
                 f"has the path {show(pattern.text)}, in which no segment is {{{binding.slot}}}",
@@ -66,7 +66,7 @@ def _body(binding: Binding, rule: AllowRule) -> Iterator[tuple[str, str]]:
 def _steps(binding: Binding) -> tuple[str | int, ...]:
     """Of a field; none where the place itself has a fault."""
     if binding.place is PlaceKind.FORM:
-        return (binding.slot,)
+        return (binding.slot,) if binding.slot else ()
     return () if binding.json_path is None else binding.json_path.steps
 
 

@@ -66,6 +66,7 @@ def _named(table: Table, kind: PlaceKind, rest: str) -> PlaceRead:
     pattern, example = _SLOTS[kind]
     if not pattern.fullmatch(rest):
         table.fault("place", f"got {show(rest)} behind {kind}:, expected a plain name", f"as in {example}")
+        return PlaceRead(kind=kind)
     return PlaceRead(kind=kind, slot=rest)
 
 

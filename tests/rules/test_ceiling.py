@@ -399,3 +399,16 @@ def test_a_switch_is_opened_only_under_a_ceiling_that_opens_it(switch: str) -> N
         under(opened, CEILING.replace('env = ["TERM", "LANG"]', f'env = ["TERM", "LANG"]\n{switch} = true')) is not None
     )
     assert under(POLICY).roles["dev"].switches() == ()
+
+
+def test_a_secret_in_the_path_stays_in_the_segment_that_the_ceiling_says() -> None:
+    place = 'place = "header:authorization"'
+    ceiling = CEILING.replace(place, 'place = "path:token"').replace('"/repos/acme/**"', '"/{token}/*"')
+    policy = POLICY.replace(place, 'place = "path:token"')
+    inside = policy.replace('"/repos/acme/app/issues/*"', '"/{token}/send"')
+    assert under(inside, ceiling).bindings == load(inside).bindings
+    moved = policy.replace('"/repos/acme/app/issues/*"', '"/send/{token}"')
+    assert above(moved, ceiling) == {"binding.github.rules"}
+    renamed = inside.replace("path:token", "path:key").replace("{token}", "{key}")
+    assert above(renamed, ceiling) == {"binding.github.place", "binding.github.rules"}
+    assert above(POLICY, ceiling) >= {"binding.github.place"}

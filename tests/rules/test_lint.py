@@ -24,6 +24,7 @@ def test_a_policy_that_means_what_it_says_has_no_warnings() -> None:
         (changed('"/repos/acme/app/issues", ', '"/**", '), "endpoint.github-api.allow", "writing on every path"),
         (WHOLE + '[proxy.p]\nhost = "p.example.org"\nport = 1\n', "proxy.p", "no endpoint goes through it"),
         (PROXIED, "proxy.p", "clear text"),
+        (changed('"/repos/acme/app/issues", ', '"/{token}/x", '), "endpoint.github-api.allow", "{token}, which no"),
         ("version = 1\n", "role", "nothing can run"),
     ],
 )

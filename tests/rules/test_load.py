@@ -36,6 +36,10 @@ TCP = 'protocol = "tcp"\nlisten = 5432\n'
 POST = ALLOW.replace("GET", "POST")
 
 
+def judged(body: str) -> str:
+    return BOUND.replace(ALLOW, f"{POST}body = {{ {body} }}\n")
+
+
 def test_the_whole_file_becomes_values() -> None:
     policy = load(WHOLE)
     assert policy.sha256 == hashlib.sha256(WHOLE.encode()).hexdigest()
@@ -347,6 +351,65 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "place of no form": ("binding.b.place", 'type = "form"', MINIMAL + BOUND + 'place = "form:token"\n'),
     "place of no segment": ("binding.b.place", "no segment is {token}", MINIMAL + BOUND + 'place = "path:token"\n'),
     "basic with a name": ("binding.b.place", "expected", MINIMAL + BOUND + 'place = "basic:x"\n'),
+    "query that the rule does not list": (
+        "binding.b.place",
+        "does not let api_key stand in the query",
+        MINIMAL
+        + BOUND.replace('paths = ["/a"]\n', 'paths = ["/a"]\nquery = { allow = ["page"] }\n')
+        + 'place = "query:api_key"\n',
+    ),
+    "segment in two places": (
+        "binding.b.place",
+        "in different places",
+        MINIMAL + BOUND.replace('["/a"]', '["/{t}/x", "/x/{t}"]') + 'place = "path:t"\n',
+    ),
+    "segment of one path alone": (
+        "binding.b.place",
+        'the path "/a"',
+        MINIMAL + BOUND.replace('["/a"]', '["/{t}/x", "/a"]') + 'place = "path:t"\n',
+    ),
+    "segment with braces": ("binding.b.place", "plain name", MINIMAL + BOUND + 'place = "path:{t}"\n'),
+    "segment of a deny rule": (
+        "endpoint.e.deny[0].paths[0]",
+        "no binding fills",
+        MINIMAL + HOST + '[[endpoint.e.deny]]\nid = "d"\npaths = ["/{t}"]\n',
+    ),
+    "segment twice": (
+        "endpoint.e.allow[0].paths[0]",
+        "names two segments alike",
+        MINIMAL + HOST + ALLOW.replace('"/a"', '"/{t}/{t}"'),
+    ),
+    "field that a test names": (
+        "binding.b.place",
+        "tests auth.key, which",
+        MINIMAL + judged('type = "json", equals = { "auth" = "x" }') + 'place = "json:auth.key"\n',
+    ),
+    "field that keys leave out": (
+        "binding.b.place",
+        "does not list auth in keys",
+        MINIMAL + judged('type = "json", keys = ["model"]') + 'place = "json:auth.key"\n',
+    ),
+    "field of a graphql document": (
+        "binding.b.place",
+        "json:variables.token",
+        MINIMAL + judged('type = "graphql", operations = ["query.a"]') + 'place = "json:query"\n',
+    ),
+    "field of a form in json": ("binding.b.place", "no body", MINIMAL + judged('type = "json"') + 'place = "form:a"\n'),
+    "form field with a test": (
+        "binding.b.place",
+        "tests a, which",
+        MINIMAL + judged('type = "form", absent = ["a"]') + 'place = "form:a"\n',
+    ),
+    "form with a path": (
+        'endpoint.e.allow[0].body.equals."a.b"',
+        "no fields of their own",
+        MINIMAL + HOST + POST + 'body = { type = "form", equals = { "a.b" = "x" } }\n',
+    ),
+    "form with a number": (
+        'endpoint.e.allow[0].body.equals."a"',
+        "no string",
+        MINIMAL + HOST + POST + 'body = { type = "form", equals = { a = 1 } }\n',
+    ),
     "unknown place": ("binding.b.place", 'did you mean "header"?', MINIMAL + BOUND + 'place = "headr:x"\n'),
     "place host": ("binding.b.place", "carries no secret", MINIMAL + BOUND + 'place = "header:host"\n'),
     "place content-length": (
@@ -541,6 +604,25 @@ def test_a_rule_of_another_endpoint_is_named() -> None:
 
 
 TWO = BINDING + BINDING[BINDING.index("[binding.b]") :].replace("binding.b", "binding.c")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("query:api_key", "query:API-KEY"),
+        ("json:auth", "json:auth.key"),
+        ("form:a", "form:a"),
+        ("path:t", "path:t"),
+        ("cookie:sid", "cookie:sid"),
+    ],
+)
+def test_two_bindings_for_one_place_that_is_no_header_are_refused_too(one: str, other: str) -> None:
+    kind = "form" if one.startswith("form") else "json"
+    rule = POST.replace('"/a"', '"/{t}"') + f'body = {{ type = "{kind}" }}\n'
+    second = f'[binding.c]\nsecret = "s"\nendpoint = "e"\nrules = ["r"]\nplace = "{other}"\n'
+    both = MINIMAL + BOUND.replace(ALLOW, rule) + f'place = "{one}"\n' + second
+    assert problems(both) == {}
+    assert "write one place" in problems(both + ROLE + 'bindings = ["b", "c"]\n')["role.r.bindings"].message
 
 
 def test_two_bindings_for_one_place_and_rule_are_refused_in_one_role() -> None:
