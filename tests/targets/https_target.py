@@ -17,9 +17,11 @@ when a request's head was read, before anything is answered) and DIR/access.log 
 /truncated          a Content-Length of 1000, 100 bytes, end of stream
 /hang               no answer for a minute
 /unread             401 while the body is left unread, connection closed
+/place/PLACE/...    200 where the token stands in that place and nowhere else, else 401: see PLACES
 """
 
 import argparse
+import base64
 import hashlib
 import json
 import socket
@@ -29,8 +31,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from http.cookies import SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs
 
 HANG = 60.0
 
@@ -231,15 +235,53 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         self._answer(401, b"not read\n", Connection="close")
 
+    def place(self, rest: str) -> None:
+        body, token = self._body(), self.server.token
+        values = PLACES[rest.partition("/")[0]](self, body)
+        inside = [value for _, value in self.headers.items() if token in value]
+        here = (self.path, *inside, body.decode("latin-1"))
+        once = sum(text.count(token) for text in here) <= 1  # inside base64 it does not show
+        if values == [token] and once:
+            self._answer(200, b"welcome\n")
+        else:
+            self._answer(401, b"who are you\n")
+
     def log_message(self, *args: object) -> None:
         """The access log is written by _record."""
 
 
+def _query(handler: Handler, body: bytes) -> list[str]:
+    return parse_qs(handler.path.partition("?")[2]).get("api_key", [])
+
+
+def _cookie(handler: Handler, body: bytes) -> list[str]:
+    return [m.value for n, m in SimpleCookie(handler.headers.get("Cookie", "")).items() if n == "session"]
+
+
+def _basic(handler: Handler, body: bytes) -> list[str]:
+    values = handler.headers.get_all("Authorization") or []
+    return [base64.b64decode(v.removeprefix("Basic ")).decode().removeprefix("agent:") for v in values]
+
+
+def _path(handler: Handler, body: bytes) -> list[str]:
+    return [part.removeprefix("bot") for part in handler.path.split("/")[3:4]]
+
+
+# Where each place is looked for, as a server of its kind does.
+PLACES: dict[str, Callable[[Handler, bytes], list[str]]] = {
+    "scheme": lambda h, _: [v.removeprefix("Token token=") for v in h.headers.get_all("X-Odd") or []],
+    "basic": _basic,
+    "query": _query,
+    "cookie": _cookie,
+    "path": _path,
+    "json": lambda _, body: [json.loads(body)["auth"]["token"]],
+    "form": lambda _, body: parse_qs(body.decode()).get("client_secret", []),
+}
 BEHAVIOURS: dict[str, Callable[[Handler, str], None]] = {
     name: getattr(Handler, name)
     for name in (
         "echo", "private", "status", "slow", "sse", "large", "reflect", "redirect", "reset", "truncated", "hang",
-        "unread",
+        "unread", "place",
     )
 }  # fmt: skip
 
