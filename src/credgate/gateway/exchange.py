@@ -10,6 +10,7 @@ from mitmproxy.http import HTTPFlow
 
 from credgate.gateway.cleaning import Cleaning
 from credgate.gateway.clientcert import Identity
+from credgate.gateway.leaving import Leaving
 from credgate.gateway.refusal import Refusal
 from credgate.runs import Listener, Run
 from credgate.secretvalue import Secret
@@ -73,6 +74,7 @@ class Exchange:
     keep: Callable[[int], str] | None = field(default=None, repr=False)  # likewise: waiting.keep
     failure: Reason | None = None  # why the upstream gave no answer, or not a whole one
     why: str = ""  # more of it, for the ledger alone
+    leaving: Leaving | None = field(default=None, repr=False)  # of its body, where that is streamed
     cleaning: Cleaning | None = field(default=None, repr=False)  # of its answer, where that is searched
     scrubbed: list[str] = field(default_factory=list)  # what was written over, in words of the ledger
     client_gone: bool = False

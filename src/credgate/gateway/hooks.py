@@ -34,6 +34,7 @@ from rules.addresses import unmap
 from rules.decide import endpoint_for
 from rules.hosts import HostError, normalize_host
 from rules.reasons import Reason
+from rules.verdict import Deny
 
 if TYPE_CHECKING:
     from credgate.gateway.handler import GateHandler
@@ -294,12 +295,17 @@ class Hooks:
         """An exchange broke: record how, and have the refusal ready that is spoken if nothing was yet."""
         self.steps.broke(handler.state, exchange_of(flow))
 
-    def _sent(self, handler: "GateHandler", flow: HTTPFlow, exchange: Exchange, data: bytes) -> bytes:
-        refused = self.steps.sent(handler.state, exchange, len(data))
+    def _sent(self, handler: "GateHandler", flow: HTTPFlow, exchange: Exchange, data: bytes) -> list[bytes]:
+        """What of a request's body goes on; no data is its end. Never b"", which would end it in chunks."""
+        clean = self.steps.leaving(handler.state, exchange, data, last=not data)
+        if isinstance(clean, Deny):
+            handler.end(clean.reason, clean.hint)
+            return []
+        refused = self.steps.sent(handler.state, exchange, len(clean))
         if refused is not None:  # in the middle of a body nothing is left but to break it off
             handler.end(refused.reason, refused.hint)
         self._await_answer(handler, flow, exchange)
-        return data
+        return [clean] if clean else []
 
     def _received(self, handler: "GateHandler", exchange: Exchange, data: bytes) -> list[bytes]:
         """What of an answer's body goes on; no data is its end. Never b"", which would end it in chunks."""

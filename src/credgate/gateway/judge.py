@@ -16,6 +16,7 @@ from credgate.gateway.clientcert import Identities, Identity, certificate_of
 from credgate.gateway.decoded import Undecodable, decoded
 from credgate.gateway.dial import Dialler
 from credgate.gateway.exchange import ClientState, Exchange, Key, Target
+from credgate.gateway.leaving import Leaving, leak_of
 from credgate.gateway.livedecoys import LiveDecoys
 from credgate.gateway.records import Records
 from credgate.gateway.refusal import deny
@@ -33,10 +34,11 @@ from rules.decide import decide
 from rules.grants import Use
 from rules.inject import InjectError, authority, injected, path_for_records, rewrite
 from rules.parse import parse_request
-from rules.policy import SourceKind
+from rules.policy import PlaceKind, SourceKind
 from rules.queries import names_of
 from rules.reasons import Reason
 from rules.request import Outgoing, Request, Via, Wire
+from rules.values import plain_text
 from rules.verdict import Allow, Deny
 
 if TYPE_CHECKING:
@@ -93,6 +95,16 @@ class Judge:
 
         `body` is the whole one as it was sent, once it was asked for by BodyWanted.
         """
+        verdict = await self._judge(state, exchange, wire, connected, body)
+        if not isinstance(verdict, Deny) or verdict.reason is Reason.SECRET_MISPLACED:
+            return verdict
+        # it goes nowhere, and still tells what is in the jail
+        leak = await leak_of(self.known.table(), state.run.policy, wire, None, body)
+        return verdict if leak is None else leak
+
+    async def _judge(
+        self, state: ClientState, exchange: Exchange, wire: Wire, connected: frozenset[Key], body: bytes | None
+    ) -> Outgoing | BodyWanted | LocalAnswer | Deny:
         judged = await self._allow(state.run, exchange, wire, body)
         if not isinstance(judged, tuple):
             return judged
@@ -112,6 +124,12 @@ class Judge:
             exchange.allow, exchange.target = allow, target
             exchange.pin = state.pins.get(target.key, "") or str(target.addresses[0])
             out, bindings = await self._rewritten(state.run, exchange, request, allow, body)
+            # now that its own secrets are known
+            leak = await leak_of(self.known.table(), state.run.policy, wire, judged, body)
+            if leak is not None:
+                return leak
+            if exchange.has_body and body is None:
+                exchange.leaving = Leaving(self.known.table(), wire.headers)
             exchange.query_names = names_of(out.target.partition("?")[2])
             marks = marks_of(state.run.id, allow.endpoint, request, out)
             noted = await self._noted(state, exchange, marks, bindings, use)
@@ -188,10 +206,13 @@ class Judge:
         self, run: Run, exchange: Exchange, request: Request, allow: Allow, body: bytes | None
     ) -> tuple[Outgoing, Mapping[str, str]]:
         """What to send, and the secrets' names by binding of those that are in it."""
-        bindings = {b.name: b.secret for b in injected(request, allow, run.decoys)}
+        bound = injected(request, allow, run.decoys)
+        bindings = {binding.name: binding.secret for binding in bound}
         values: dict[str, str] = {}
         for name in dict.fromkeys(bindings.values()):
             values[name] = (await self._fetch(run, name)).reveal()
+        for binding in (b for b in bound if b.place is PlaceKind.BASIC):
+            self.known.add(binding.secret, values[binding.secret], basic=plain_text(binding, values))
         exchange.cred_fp = self.fingerprints.of(allow.endpoint, request.host, values.values())
         out = rewrite(request, allow, values, run.decoys)
         if is_wanted(run.policy, allow):

@@ -151,6 +151,12 @@ class TargetSide(layer.Layer):
         if body.fault is not None:
             yield from self._break_off(turn, deny(Reason.MALFORMED), str(body.fault))
             return
+        if turn.exchange.leaving is not None:
+            clean = self._steps.leaving(self._state, turn.exchange, b"".join(pieces), last=body.done)
+            if isinstance(clean, Deny):
+                yield from self._break_off(turn, clean, clean.hint)
+                return
+            pieces = [clean] if clean else []
         over = self._steps.sent(self._state, turn.exchange, sum(map(len, pieces)))
         if over is not None:
             yield from self._break_off(turn, over, over.hint)

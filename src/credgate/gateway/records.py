@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from credgate.gateway.exchange import ClientState, Exchange
 from credgate.gateway.floods import WINDOW, Fields, Floods
 from credgate.gateway.refusal import Refusal
+from credgate.known import KnownValues
 from credgate.ledger.record import LedgerError
 from rules.correlate import Marks
 from rules.reasons import Reason
 from rules.request import Wire
+from rules.scrub import Table
 
 if TYPE_CHECKING:
     from credgate.ledger.writer import Ledger
@@ -20,14 +22,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Refusals that mean more than a wrong request: something in the jail tries what it was lent where it does not belong.
-ALARMING = frozenset({Reason.PLACEHOLDER_MISPLACED})
+ALARMING = frozenset({Reason.PLACEHOLDER_MISPLACED, Reason.SECRET_MISPLACED})
 
 
 class Records:
     """Writes for one ledger. Every method raises LedgerError when the line can't be written."""
 
-    def __init__(self, ledger: "Ledger") -> None:
+    def __init__(self, ledger: "Ledger", known: KnownValues) -> None:
         self.ledger = ledger
+        self._known = known
         self._floods = Floods()
         self._sweeping: asyncio.TimerHandle | None = None
 
@@ -61,6 +64,8 @@ class Records:
         if exchange.finished:
             return
         exchange.finished = True
+        if reason in ALARMING:
+            state.run.alarm(reason.value, detail)
         self.ledger.append(
             "outcome",
             run=state.run.id,
@@ -84,10 +89,11 @@ class Records:
         """Say that a request was refused. `wire` gives the names where the request has no normal form."""
         exchange.finished = True
         if refusal.deny.reason in ALARMING:
-            state.run.alarm(refusal.deny.reason.value, refusal.deny.message)
+            told = refusal.deny.hint if refusal.deny.reason is Reason.SECRET_MISPLACED else refusal.deny.message
+            state.run.alarm(refusal.deny.reason.value, told)
         held = self._refused(
             state,
-            **(_request_fields(exchange) if exchange.request else _wire_fields(wire)),
+            **self._masked(_request_fields(exchange) if exchange.request else _wire_fields(wire)),
             reason=refusal.deny.reason.value,
             rule=refusal.deny.rule,
             status=refusal.deny.status,
@@ -109,11 +115,16 @@ class Records:
         self._refused(
             state,
             reason=reason.value,
-            host=state.connect_host.decode("latin-1"),
+            **self._masked({"host": state.connect_host.decode("latin-1")}),
             port=state.port,
             detail=detail,
             request_id=request_id,
         )
+
+    def _masked(self, fields: dict[str, object]) -> dict[str, object]:
+        """What a jail chose, without the secrets that it may have put there."""
+        table = self._known.table()
+        return {name: _clean(table, value) for name, value in fields.items()}
 
     def _refused(self, state: ClientState, **more: object) -> str:
         """Write a denial, or count it among those that are alike: then the id of the line that will stand for it."""
@@ -172,6 +183,12 @@ class Records:
         self.ledger.append(
             "tunnel", **_run_fields(state), port=state.port, sni=sni, detail="the client broke off the TLS handshake"
         )
+
+
+def _clean(table: Table, value: object) -> object:
+    if isinstance(value, str):
+        return table.clean(value.encode("utf-8", "surrogateescape"))[0].decode("utf-8", "surrogateescape")
+    return tuple(_clean(table, one) for one in value) if isinstance(value, tuple) else value
 
 
 def _pin(exchange: Exchange) -> str:

@@ -96,7 +96,7 @@ class Gateway:
         self._minter = Minter(calls=calls, vault=vault, known=self.known)
         self._hooks = Hooks(
             judge=Judge(
-                records=Records(ledger),
+                records=Records(ledger, self.known),
                 fingerprints=fingerprints,
                 vault=vault,
                 dialler=dialler,

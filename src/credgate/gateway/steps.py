@@ -13,6 +13,7 @@ from credgate.gateway.capture import collect_ids
 from credgate.gateway.cleaning import Cleaning, Unreadable, is_wanted, named
 from credgate.gateway.exchange import ClientState, Exchange, Key
 from credgate.gateway.judge import QUICK, Judge
+from credgate.gateway.leaving import Leak, misplaced
 from credgate.gateway.refusal import HEADER, Refusal, deny
 from credgate.gateway.waiting import BodyWanted
 from credgate.ledger.record import LedgerError
@@ -129,6 +130,16 @@ class Steps:
             drop()
 
         exchange.timer = asyncio.get_running_loop().call_later(wait, late)
+
+    def leaving(self, state: ClientState, exchange: Exchange, data: bytes, *, last: bool) -> bytes | Deny:
+        """What may go out now of a request's body that is streamed. Deny: it holds a secret, and the rest must not."""
+        if exchange.leaving is None:
+            return data
+        try:
+            out = exchange.leaving.feed(data) if data else b""
+            return out + exchange.leaving.finish() if last else out
+        except Leak as leak:
+            return misplaced(state.run.policy, leak.names, "body")
 
     def sent(self, state: ClientState, exchange: Exchange, size: int) -> Deny | None:
         """Count bytes of the request's body that are about to go out. Deny: they must not, the connection ends."""
