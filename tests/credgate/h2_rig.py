@@ -78,7 +78,8 @@ class H2Session:
             self.seen.append(self._open[event.stream_id])
         elif isinstance(event, h2.events.DataReceived):
             self._open[event.stream_id].size += len(event.data)
-            self._open[event.stream_id].body += event.data[: 1 << 16]
+            if len(self._open[event.stream_id].body) < 1 << 16:  # the whole of a large one would be copied each time
+                self._open[event.stream_id].body += event.data
             self._conn.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
         elif isinstance(event, h2.events.TrailersReceived):
             self._open[event.stream_id].trailers = list(event.headers)

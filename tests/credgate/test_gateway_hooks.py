@@ -277,6 +277,7 @@ STEPS_DRIVEN: dict[str, tuple[Drive, bool]] = {
     "admit": (get, False),
     "refuse": (refused, False),
     "await_answer": (get, False),
+    "leaving": (upload, False),
     "sent": (upload, False),
     "answered": (get, True),
     "received": (get, True),
