@@ -1,8 +1,10 @@
 """What the gateway asks of the host: the addresses of a policy's host name, and the host's own addresses."""
 
 import asyncio
+import contextlib
 import functools
 import socket
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
@@ -16,18 +18,26 @@ FIB_TRIE = Path("/proc/net/fib_trie")
 IF_INET6 = Path("/proc/net/if_inet6")
 
 
-async def resolve(name: str) -> tuple[Address, ...]:
+async def resolve(name: str, over: Callable[[], None]) -> tuple[Address, ...]:
     """Every address of `name`, by the host's resolver, in its order. Raises OSError where there is none.
 
-    UnicodeError is what getaddrinfo raises for a label over 63 bytes (measured), not gaierror.
+    `over` is called on the loop when the thread is free again, which may be after this was cancelled. UnicodeError is
+    what getaddrinfo raises for a label over 63 bytes (measured), not gaierror.
     """
     loop = asyncio.get_running_loop()
     ask = functools.partial(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM)  # noqa: TID251 - the one place
+    asked = _LOOKUPS.submit(ask)
+    asked.add_done_callback(lambda _: _call_on(loop, over))
     try:
-        found = await loop.run_in_executor(_LOOKUPS, ask)
+        found = await asyncio.wrap_future(asked)
     except UnicodeError as error:
         raise OSError(f"not a name that can be looked up: {error}") from None
     return tuple(dict.fromkeys(ip_address(str(entry[4][0]).partition("%")[0]) for entry in found))
+
+
+def _call_on(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
+        loop.call_soon_threadsafe(call)
 
 
 def own() -> frozenset[Address]:

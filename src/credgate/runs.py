@@ -1,5 +1,6 @@
 """One run as the daemon knows it: what crosses between session, gateway, resolver and ledger."""
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +13,9 @@ from rules.policy import Policy, Role
 def now() -> int:
     """Nanoseconds of the clock that grants are measured by; it goes on while the machine sleeps."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+LOOKUPS = 4  # of the threads that all runs share; a DNS server that is silent holds one for ten seconds and more
 
 
 def _nobody(_kind: str, _detail: str) -> None:
@@ -39,6 +43,7 @@ class Run:
     allowed: int = 0
     denied: int = 0
     held: int = 0  # bytes of bodies that are kept to be judged
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LOOKUPS), repr=False)
     unasked: int = 0  # refusals that the look from inside provoked, among `denied`
     parent: str = ""  # id of the run that asked for this one
     above: "Run | None" = field(default=None, repr=False)  # the run of that id
@@ -58,6 +63,11 @@ class Run:
     def levels(self) -> "tuple[Run, ...]":
         """This run, the one that asked for it, and so on upwards."""
         return (self,) if self.above is None else (self, *self.above.levels())
+
+    @property
+    def lookups(self) -> asyncio.Semaphore:
+        """The look-ups that may be on their way at a time: a child run shares those of the first one above it."""
+        return self.levels()[-1].slots
 
     def requests(self) -> dict[str, int]:
         """What was judged for this run and its children: a child spends its parent's budget."""

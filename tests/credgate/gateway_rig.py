@@ -416,7 +416,8 @@ async def rig(
         (tmp / "ours.pem").write_bytes(authority.ca_pem)
         names: dict[str, tuple[Address, ...]] = {"up.good.test": (ip_address("127.0.0.1"),)}
 
-        async def resolve(host: str) -> tuple[Address, ...]:
+        async def resolve(host: str, over: Callable[[], None]) -> tuple[Address, ...]:
+            over()
             if host not in names:
                 raise OSError("no such name")
             return names[host]

@@ -5,6 +5,10 @@ import dataclasses
 import json
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
@@ -30,9 +34,10 @@ class Names:
         self.answer = answer
         self.asked = 0
 
-    async def __call__(self, _host: str) -> tuple[Address, ...]:
+    async def __call__(self, _host: str, over: Callable[[], None]) -> tuple[Address, ...]:
         self.asked += 1
         await asyncio.sleep(0)
+        over()
         if not self.answer:
             raise OSError("no such name")
         return self.answer
@@ -70,7 +75,7 @@ def targets(*steps: tuple[float, tuple[Address, ...]], opened: tuple[str, ...] =
         for wait, answer in steps:
             clock.at += wait
             names.answer = answer
-            found.append(await dial.target(endpoint(*opened), HOST))
+            found.append(await dial.target(endpoint(*opened), HOST, asyncio.Semaphore(4)))
         return found
 
     return asyncio.run(main())
@@ -132,14 +137,117 @@ def test_a_range_opens_what_it_names_and_metadata_never() -> None:
 
 def test_many_that_wait_ask_once() -> None:
     async def main() -> None:
-        names = Names(*PUBLIC[:1])
+        names, slots = Names(*PUBLIC[:1]), asyncio.Semaphore(4)
         dial = dialler(names, Clock())
-        await asyncio.gather(*(dial.target(endpoint(), HOST) for _ in range(50)))
+        await asyncio.gather(*(dial.target(endpoint(), HOST, slots) for _ in range(50)))
         assert names.asked <= 2  # the second may come in before the first answer was judged
         for n in range(3000):
             names.answer = PUBLIC[:1]
-            await dial.target(endpoint(), f"h{n}.test")
+            await dial.target(endpoint(), f"h{n}.test", slots)
         assert len(dial.pins._names) <= 1025
+
+    asyncio.run(main())
+
+
+class Silent:
+    """A host's resolver in threads of its own, as many as ours has; names that begin with "silent" hold one."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = ThreadPoolExecutor(threads)
+        self.answers = threading.Event()
+        self.asked: list[str] = []
+
+    async def __call__(self, host: str, over: Callable[[], None]) -> tuple[Address, ...]:
+        loop = asyncio.get_running_loop()
+        future = self.threads.submit(self._ask, host)
+        future.add_done_callback(lambda _: loop.call_soon_threadsafe(over))
+        return await asyncio.wrap_future(future)
+
+    def _ask(self, host: str) -> tuple[Address, ...]:
+        self.asked.append(host)
+        if host.startswith("silent"):
+            self.answers.wait(10)
+        return PUBLIC[:1]
+
+
+@pytest.mark.parametrize("slots", [4, 100])
+def test_a_run_whose_names_nobody_answers_for_delays_no_other_runs(slots: int) -> None:
+    """With 100 at a time (the control) it holds every thread, also after its requests have given up."""
+
+    async def main() -> tuple[float, list[str]]:
+        silent = Silent(8)
+        dial = dataclasses.replace(dialler(Names(), Clock()), pins=Pins(silent, 30.0), resolve_timeout=0.2)
+        theirs, ours = asyncio.Semaphore(slots), asyncio.Semaphore(4)
+        try:
+            waiting = [dial.target(endpoint(), f"silent{n}.test", theirs) for n in range(50)]
+            denied = await asyncio.gather(*waiting)
+            assert all(isinstance(one, Deny) and one.reason is Reason.RESOLVE_FAILED for one in denied)
+            started = time.monotonic()
+            dial = dataclasses.replace(dial, resolve_timeout=1.0)
+            found = await dial.target(endpoint(), HOST, ours)
+            assert isinstance(found, Target) or slots == 100
+            again = await dial.target(endpoint(), "silent0.test", theirs)
+            assert isinstance(again, Deny), "given up, its threads are still held"
+            return time.monotonic() - started, list(silent.asked)
+        finally:
+            silent.answers.set()
+            silent.threads.shutdown()
+
+    took, asked = asyncio.run(main())
+    assert (HOST in asked) is (slots == 4)
+    assert len([name for name in asked if name != HOST]) == min(slots, 8)
+    if slots == 100:
+        assert took >= 1.0
+
+
+def test_slots_come_back_when_the_thread_is_free_whatever_became_of_who_asked() -> None:
+    async def main() -> None:
+        silent, slots = Silent(8), asyncio.Semaphore(2)
+        pins = Pins(silent, 30.0)
+        for name in ("silent1.test", "silent2.test", "silent1.test"):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await pins.look_up(name, slots)
+        assert slots.locked()
+        silent.answers.set()
+        async with asyncio.timeout(5):
+            assert await pins.look_up("a.test", slots) == await pins.look_up("b.test", slots) == PUBLIC[:1]
+        silent.threads.shutdown()
+        await asyncio.sleep(0)
+        assert not slots.locked()
+        async with asyncio.timeout(1):
+            await slots.acquire()
+            await slots.acquire()
+        assert slots.locked(), "two, and no more than two came back"
+
+    asyncio.run(main())
+
+
+def test_one_run_that_waits_for_a_slot_holds_up_no_other_that_asks_for_that_name() -> None:
+    async def main() -> None:
+        silent, theirs, ours = Silent(8), asyncio.Semaphore(1), asyncio.Semaphore(1)
+        pins = Pins(silent, 30.0)
+        async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(pins.look_up("silent1.test", theirs))
+            second = tasks.create_task(pins.look_up("a.test", theirs))
+            await asyncio.sleep(0.05)
+            assert await pins.look_up("a.test", ours) == PUBLIC[:1]
+            assert not second.done()
+            silent.answers.set()
+        assert first.result() == second.result() == PUBLIC[:1]
+        silent.threads.shutdown()
+
+    asyncio.run(main())
+
+
+def test_child_runs_share_the_slots_of_the_first_run(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            child = dataclasses.replace(r.run, id="run-2", slots=asyncio.Semaphore(4))
+            grandchild = dataclasses.replace(r.run, id="run-3", slots=asyncio.Semaphore(4))
+            r.run.adopt(child)
+            child.adopt(grandchild)
+            assert r.run.lookups is child.lookups is grandchild.lookups is r.run.slots
 
     asyncio.run(main())
 
@@ -193,8 +301,10 @@ from credgate import ownaddresses
 
 class Zone(BaseResolver):
     turn = 0
+    asked = []
     def resolve(self, request, handler):
         name, kind = str(request.q.qname).rstrip("."), QTYPE[request.q.qtype]
+        self.asked.append(name)
         reply = request.reply()
         def add(owner, data):
             reply.add_answer(RR(owner, getattr(QTYPE, type(data).__name__), ttl=0, rdata=data))
@@ -206,6 +316,12 @@ class Zone(BaseResolver):
                 add(f"l{length}.test" if length else name, A("93.184.216.34"))
         elif name == "loop.test":
             add(name, CNAME(name))
+        elif name == "round.test":
+            add(name, CNAME("other.test")); add("other.test", CNAME(name))
+        elif name == "open.test":
+            add(name, CNAME("elsewhere.test"))
+        elif name == "elsewhere.test" and kind == "A":
+            add(name, A("93.184.216.34"))
         elif name == "mixed.test" and kind == "A":
             add(name, A("93.184.216.34")); add(name, A("169.254.169.254"))
         elif name == "inner.test" and kind == "A":
@@ -221,23 +337,30 @@ subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 with open(sys.argv[1], "w") as file:
     file.write("nameserver 127.0.0.1\\noptions timeout:1 attempts:1\\n")
 subprocess.run(["mount", "--bind", sys.argv[1], "/etc/resolv.conf"], check=True)
-DNSServer(Zone(), address="127.0.0.1", port=53, logger=DNSLogger("-request,-reply")).start_thread()
+for tcp in (False, True):
+    log = DNSLogger("-request,-reply,-truncated")
+    DNSServer(Zone(), address="127.0.0.1", port=53, tcp=tcp, logger=log).start_thread()
 found = {}
 for name in sys.argv[2:]:
     try:
-        found.setdefault(name, []).append([str(a) for a in asyncio.run(ownaddresses.resolve(name))])
+        found.setdefault(name, []).append([str(a) for a in asyncio.run(ownaddresses.resolve(name, lambda: None))])
     except OSError as error:
         found.setdefault(name, []).append("error")
-print(json.dumps(found))
+print(json.dumps({"found": found, "asked": Zone.asked}))
 """
 
 
 @pytest.mark.needs("userns", "netns")
 def test_what_the_hosts_resolver_makes_of_a_real_dns_server(tmp_path: Path) -> None:
-    """On loopback of a network of its own: chains are followed, every address of an answer arrives to be judged."""
+    """On loopback of a network of its own: chains are followed, every address of an answer arrives to be judged.
+
+    A chain costs no question beyond the one for the name, however long it is: docs/decisions/0076.
+    """
+    chains = [f"chain{n}.test" for n in (0, 1, 8, 9, 100, 200)]
     names = [
-        "chain0.test",
-        "chain8.test",
+        *chains,
+        "round.test",
+        "open.test",
         "mixed.test",
         "inner.test",
         "six.test",
@@ -248,8 +371,12 @@ def test_what_the_hosts_resolver_makes_of_a_real_dns_server(tmp_path: Path) -> N
     inside = ["unshare", "-Urnm", sys.executable, "-c", REAL, str(tmp_path / "resolv.conf")]
     done = subprocess.run([*inside, *names], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["chain0.test"] == found["chain8.test"] == [["93.184.216.34"]]
+    told = json.loads(done.stdout.splitlines()[-1])
+    found = told["found"]
+    assert [found[name] for name in chains] == [[["93.184.216.34"]]] * len(chains)
+    assert found["round.test"] == found["open.test"] == ["error"]
+    assert set(told["asked"]) == set(names), "what a CNAME names is never asked for"
+    assert max(told["asked"].count(name) for name in chains) <= 4  # A and AAAA, by UDP and once more by TCP
     assert sorted(found["mixed.test"][0]) == ["169.254.169.254", "93.184.216.34"]
     assert found["inner.test"] == [["169.254.169.254"]]
     assert found["six.test"] == [["64:ff9b::a9fe:a9fe"]]

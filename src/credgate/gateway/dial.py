@@ -46,16 +46,19 @@ class Dialler:
     bundle: str = ""
     _contexts: dict[CorporateProxy, tuple[Stamp, ssl.SSLContext]] = field(default_factory=dict, repr=False)
 
-    async def target(self, endpoint: Endpoint, host: str, secret: Secret | None = None) -> Target | Deny:
+    async def target(
+        self, endpoint: Endpoint, host: str, slots: asyncio.Semaphore, secret: Secret | None = None
+    ) -> Target | Deny:
         """Judge every address of a host: one that is closed refuses the whole answer, or its owner could rebind.
 
-        Behind a corporate proxy it is the proxy's address that is judged, and `secret` is the proxy's.
+        Behind a corporate proxy it is the proxy's address that is judged, and `secret` is the proxy's. `slots` bound
+        the look-ups of the run that asks.
         """
         place: Endpoint | CorporateProxy = endpoint.proxy or endpoint
         if place.pins:
             return self._judged(endpoint, host, place, place.pins, secret)
         name = endpoint.proxy.host if endpoint.proxy is not None else host
-        found = await self._look_up(name)
+        found = await self._look_up(name, slots)
         if isinstance(found, Deny):
             return found
         target = self._judged(endpoint, host, place, found, secret)
@@ -92,10 +95,10 @@ class Dialler:
         own, listeners = self.own_addresses(), self.listeners()
         return closed(unmap(address), networks=place.networks, pins=place.pins, own=own, listeners=listeners)
 
-    async def _look_up(self, host: str) -> tuple[Address, ...] | Deny:
+    async def _look_up(self, host: str, slots: asyncio.Semaphore) -> tuple[Address, ...] | Deny:
         try:
             async with asyncio.timeout(self.resolve_timeout):
-                return await self.pins.look_up(host)
+                return await self.pins.look_up(host, slots)
         except (OSError, UnicodeError):  # TimeoutError is an OSError; idna raises the other one (tried)
             return deny(Reason.RESOLVE_FAILED)
 

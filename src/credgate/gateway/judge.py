@@ -176,7 +176,8 @@ class Judge:
             same = known.endpoint == allow.endpoint and known.host == request.host and known.client == shown
             if known.key in connected and same:
                 return known
-        target = await self.dialler.target(allow.endpoint, request.host, await self._proxy_secret(state.run, allow))
+        secret = await self._proxy_secret(state.run, allow)
+        target = await self.dialler.target(allow.endpoint, request.host, state.run.lookups, secret)
         if isinstance(target, Target):
             target = replace(target, client=shown)
             if len(state.targets) >= _MAX_TARGETS:  # a wildcard host has names without end

@@ -17,7 +17,9 @@ RECENT = 300.0  # seconds
 _MAX_NAMES = 1024  # a wildcard host has names without end
 _MAX_RECENT = 32  # addresses of one name
 
-type Resolve = Callable[[str], Awaitable[tuple[Address, ...]]]
+# Asks for a name. The second argument is called once, when nothing works at the question any more: that may be long
+# after who asked has given up, since a thread in getaddrinfo can't be called back.
+type Resolve = Callable[[str, Callable[[], None]], Awaitable[tuple[Address, ...]]]
 
 
 @dataclass(slots=True)
@@ -36,17 +38,30 @@ class Pins:
         self._resolve, self._keep, self._clock = resolve, keep, clock
         self._names: OrderedDict[str, _Name] = OrderedDict()
 
-    async def look_up(self, host: str) -> tuple[Address, ...]:
-        """The newest answer, judged or not. Raises what `resolve` raises; that is not kept."""
+    async def look_up(self, host: str, slots: asyncio.Semaphore) -> tuple[Address, ...]:
+        """The newest answer, judged or not. Raises what `resolve` raises; that is not kept.
+
+        `slots` are those of the run that asks. One is taken before the name is: who waits for a slot holds up no other
+        run that asks for the same name.
+        """
         name = self._names.setdefault(host, _Name())
         self._names.move_to_end(host)
         while len(self._names) > _MAX_NAMES:
             self._names.popitem(last=False)
-        async with name.lock:  # one question, however many wait for its answer
-            if name.newest and self._clock() < name.until:
-                return name.newest
-            name.newest = ()  # a refused or failed answer is asked for again
-            return await self._resolve(host)
+        if name.newest and self._clock() < name.until:
+            return name.newest
+        await slots.acquire()
+        asked = False
+        try:
+            async with name.lock:  # one question, however many wait for its answer
+                if name.newest and self._clock() < name.until:
+                    return name.newest
+                name.newest = ()  # a refused or failed answer is asked for again
+                asked = True
+                return await self._resolve(host, slots.release)
+        finally:
+            if not asked:
+                slots.release()
 
     def take(self, host: str, addresses: tuple[Address, ...]) -> str:
         """Keep an answer that was judged good. Says what changed; "" where nothing did, or nothing was known."""

@@ -161,7 +161,7 @@ class Tunnel(Piped):
         closed = standing.may(run, Use())
         if closed is not None:
             return closed
-        target = await self._steps.judge.dialler.target(self._endpoint, self._endpoint.host.text)
+        target = await self._steps.judge.dialler.target(self._endpoint, self._endpoint.host.text, run.lookups)
         if isinstance(target, Deny):
             return target
         closed = deny(Reason.REVOKED) if self._over else standing.closed(run)  # the look-up took its time
