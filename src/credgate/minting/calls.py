@@ -78,7 +78,7 @@ class Calls:
 
         Raises CallFailed, and LedgerError.
         """
-        target = await self.dialler.target(endpoint, endpoint.host.text, proxy)
+        target = await self.dialler.target(endpoint, endpoint.host.text, purpose.run.lookups, proxy)
         if isinstance(target, Deny):
             raise CallFailed(target.reason)
         call = _Call(asked=asked, target=target)
