@@ -195,7 +195,10 @@ def _sign_fits(inner: Signing | None, outer: Signing | None) -> bool:
     """What the ceiling leaves to the client may be said; what it says stays as it is."""
     if inner is None or outer is None:
         return inner is outer
-    return all(theirs in ("", mine) for mine, theirs in ((inner.service, outer.service), (inner.region, outer.region)))
+    within = not outer.operations or (bool(inner.operations) and set(inner.operations) <= set(outer.operations))
+    return within and all(
+        theirs in ("", mine) for mine, theirs in ((inner.service, outer.service), (inner.region, outer.region))
+    )
 
 
 def _same_segment(binding: Binding, rule: AllowRule, outer: AllowRule) -> bool:

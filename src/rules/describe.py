@@ -107,7 +107,8 @@ def _bounds(binding: Binding) -> str:
 def _place(binding: Binding) -> str:
     if binding.sign is None:
         return place_text(binding)
-    return f"sigv4 for {binding.sign.service or 'any service'} in {binding.sign.region or 'any region'}"
+    only = f", only {'|'.join(sorted(binding.sign.operations))}" if binding.sign.operations else ""
+    return f"sigv4 for {binding.sign.service or 'any service'} in {binding.sign.region or 'any region'}{only}"
 
 
 def _dialled(endpoint: Endpoint) -> Iterator[tuple[str, str]]:

@@ -3,10 +3,11 @@
 import re
 
 from rules import load_units
+from rules.aws_operations import PATTERN
 from rules.policy import Mode, Placeholder, PlaceKind, Signing
 from rules.tables import Table, show
 
-SIGN_KEYS = ("service", "region", "max")
+SIGN_KEYS = ("service", "region", "max", "operations")
 MAX_SIGNED = 32 << 20
 # What the AWS SDKs read; the secret's own decoy is never looked at, as it never leaves the client.
 AWS_DECOY = Placeholder(env="AWS_ACCESS_KEY_ID", shape="AKIA{16:base32}")
@@ -26,7 +27,18 @@ def load_signing(table: Table, place: PlaceKind, mode: Mode) -> Signing | None:
             table.fault("sign", f'got one, but place is "{place}"', 'write place = "sigv4", or take it out')
         return None
     inner = table.table("sign", known=SIGN_KEYS)
-    return Signing(service=_word(inner, "service"), region=_word(inner, "region"), max=_max(inner))
+    return Signing(
+        service=_word(inner, "service"), region=_word(inner, "region"), max=_max(inner), operations=_operations(inner)
+    )
+
+
+def _operations(table: Table) -> tuple[str, ...]:
+    names = table.texts("operations", empty=False)
+    for name in names:
+        if not PATTERN.fullmatch(name):
+            hint = 'as in "DynamoDB_20120810.GetItem", "GetCallerIdentity" or "DynamoDB_20120810.Get*"'
+            table.fault("operations", f"got {show(name)}, expected an operation's name", hint)
+    return names
 
 
 def _word(table: Table, key: str) -> str:

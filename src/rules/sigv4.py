@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote, unquote_to_bytes
 
+from rules import aws_operations
 from rules.credentials import fold_name
 from rules.policy import Binding, Signing
 from rules.problems import InjectError
@@ -109,7 +110,7 @@ def why_not(request: Request, bindings: Iterable[Binding], injected: Iterable[Bi
     if found or not signing:
         return found
     said = scope(request, signing[0])
-    return said if isinstance(said, str) else ""
+    return said if isinstance(said, str) else aws_operations.missing(request, signing[0])
 
 
 def _other_scheme(request: Request) -> str:
@@ -168,9 +169,11 @@ def payload(request: Request) -> str:
 
 def needed(request: Request, bindings: Iterable[Binding]) -> int:
     """Bytes of a body that has to be read before it can be signed, as Allow.body_max; 0 for none."""
-    if request.body is not None or payload(request):
+    if request.body is not None:
         return 0
-    return max((b.sign.max for b in bindings if b.sign is not None), default=0)
+    signing = [b.sign for b in bindings if b.sign is not None]
+    hashed = bool(payload(request))
+    return max((s.max for s in signing if not hashed or aws_operations.in_body(request, s)), default=0)
 
 
 def sign(request: Request, fields: Fields, where: Scope, keys: Keys, body_hash: str, amz_date: str) -> Fields:

@@ -47,13 +47,15 @@ source = "keyring:credgate/aws"
 
 
 @asynccontextmanager
-async def site(tmp: Path, *, token: str = "", secret: str = SECRET) -> AsyncIterator[tuple[Rig, Aws]]:
+async def site(tmp: Path, *, token: str = "", secret: str = SECRET, sign: str = "") -> AsyncIterator[tuple[Rig, Aws]]:
     ca = TargetCa(tmp, "targets")
     aws = Aws(server_tls(ca, S3, DYNAMODB), Credentials(KEY, SECRET, token or None))
     text = POLICY
     for name, host in (("s3", S3), ("dynamodb", DYNAMODB)):
         text += ENDPOINT.replace("{{name}}", name).replace("{{host}}", host).replace("{{port}}", str(aws.port))
-    text = (text + ROLE).replace('bindings = ["token", "swap", "h2"]', 'bindings = ["token", "s3", "dynamodb"]')
+    text = (text + (f"sign = {{{{ {sign} }}}}\n" if sign else "") + ROLE).replace(
+        'bindings = ["token", "swap", "h2"]', 'bindings = ["token", "s3", "dynamodb"]'
+    )
     try:
         async with rig(tmp, policy=text, test_ca=ca) as r:
             r.run.decoys = {"s3": DECOY, "dynamodb": DECOY}
@@ -136,6 +138,18 @@ def test_dynamodb_hashes_what_it_read(tmp_path: Path) -> None:
         assert [(d["reason"], "max = 1048576" in d["detail"]) for d in r.records("deny")] == [("body_refused", True)]
 
     check(tmp_path, work)
+
+
+def test_operations_are_told_by_what_the_client_asks(tmp_path: Path) -> None:
+    def work(r: Rig, aws: Aws) -> None:
+        tables = client(r, "dynamodb", DYNAMODB)
+        assert tables.list_tables()["TableNames"] == ["orders"]
+        with pytest.raises(ClientError, match="403"):
+            tables.delete_table(TableName="orders")
+        assert [arrived.headers["x-amz-target"] for arrived in aws.seen] == ["DynamoDB_20120810.ListTables"]
+        assert "DeleteTable" in r.records("deny")[0]["detail"]
+
+    check(tmp_path, work, sign='operations = ["DynamoDB_20120810.List*"]')
 
 
 def test_the_control_without_the_gateway_and_with_another_key(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ def test_a_certificate_writes_no_header() -> None:
         (AWS + 'sign = { servise = "s3" }\n', "binding.b.sign.servise", 'did you mean "service"?'),
         (AWS + 'sign = { service = "S3" }\n', "binding.b.sign.service", "lower-case"),
         (AWS + 'sign = { region = "eu west" }\n', "binding.b.sign.region", "lower-case"),
+        (AWS + "sign = { operations = [] }\n", "binding.b.sign.operations", "at least one"),
+        (AWS + 'sign = { operations = ["*Item"] }\n', "binding.b.sign.operations", "GetCallerIdentity"),
         (AWS + 'sign = { max = "8 mb" }\n', "binding.b.sign.max", 'write "8MiB"'),
         (AWS + 'sign = { max = "1GiB" }\n', "binding.b.sign.max", 'write "32MiB"'),
         (BASE + 'place = "basic"\nformat = "u:{secret}"\nsign = {}\n', "binding.b.sign", 'place = "sigv4"'),
