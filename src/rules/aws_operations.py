@@ -1,7 +1,7 @@
 """Which operation of AWS a request asks for, where neither method nor path tells: `operations` of a binding's `sign`.
 
 Three spellings (Smithy specification, "AWS Protocols"): X-Amz-Target of the JSON protocols, Action of the query
-protocol in a form or a query, the path of RPC v2. A request with none of them, or with more than one, is taken for none.
+protocol in a form or a query, the path of RPC v2. A request with none of them, or with more than one, is refused.
 """
 
 import re

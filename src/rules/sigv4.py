@@ -134,7 +134,7 @@ def _other_payload(request: Request) -> str:
     if not values:
         return ""
     if values[0].startswith("STREAMING-AWS4-"):
-        return "STREAMING-UNSIGNED-PAYLOAD-TRAILER, as current SDKs send over TLS; these chunks are signed one by one"
+        return "STREAMING-UNSIGNED-PAYLOAD-TRAILER, as botocore sends over TLS; these chunks are signed one by one"
     if len(values) > 1 or not (values[0] in _UNHASHED or _HASH.fullmatch(values[0])):
         return "a SHA-256 in hex or UNSIGNED-PAYLOAD in x-amz-content-sha256"
     return ""

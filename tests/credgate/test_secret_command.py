@@ -14,6 +14,7 @@ import keyring.backend
 import pytest
 
 from credgate.commands.secret import main
+from credgate.minting.journal import Journal
 from credgate.paths import Places
 from credgate.secretindex import read_index
 from credgate.vault import Vault
@@ -286,3 +287,54 @@ def _read_until(fd: int, text: bytes) -> bytes:
             data += os.read(fd, 4096)
     assert text in data
     return data
+
+
+MINTED = """
+[secret.refresh]
+source = "keyring:credgate/refresh"
+[endpoint.login]
+host = "login.example"
+[mint.llm]
+type = "oauth2-refresh"
+secret = "refresh"
+endpoint = "login"
+path = "/token"
+[secret.llm]
+source = "mint:llm"
+[endpoint.llm]
+host = "llm.example"
+[[endpoint.llm.allow]]
+id = "chat"
+methods = ["POST"]
+paths = ["/chat"]
+[binding.llm]
+secret = "llm"
+endpoint = "llm"
+rules = ["chat"]
+place = "header:authorization"
+[role.agent]
+bindings = ["llm"]
+"""
+
+
+def test_a_secret_of_a_mint_goes_where_the_mint_calls(places: Places, stdin, capsys, tmp_path: Path):
+    """And a refresh token whose use had no known end is named, until it is set again."""
+    file = tmp_path / "minted.toml"
+    file.write_text(f"{POLICY}{MINTED}")
+    file.chmod(0o600)
+    stdin(VALUE.encode())
+    main(["set", "refresh"])
+    capsys.readouterr()
+    for name, where in (("refresh", "login.example:443 as mint"), ("llm", "llm.example:443 as header:authorization")):
+        assert main(["test", name, "--policy", "minted.toml"]) == 0
+        out = capsys.readouterr().out
+        assert where in out
+        assert VALUE not in out
+    main(["list", "--policy", "minted.toml"])
+    assert "mint.llm -> login" in capsys.readouterr().out
+    Journal(places=places, ref="credgate/refresh").begin(VALUE)
+    assert main(["test", "refresh", "--policy", "minted.toml"]) == 1
+    assert "whether the provider replaced it is not known" in capsys.readouterr().out
+    stdin(VALUE.encode())
+    main(["set", "refresh"])
+    assert main(["test", "refresh", "--policy", "minted.toml"]) == 0

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from credgate.backends import FORCED, BackendKind, choose_backend, is_refused
+from credgate.commands.minted import kept, mint_targets, uncertain
 from credgate.errors import CredgateError, print_error
 from credgate.paths import Places
 from credgate.secretindex import SERVICE, Entry, check_name, read_index
@@ -146,7 +147,11 @@ def _list(options: argparse.Namespace, places: Places) -> int:
 
 
 def _listed(entry: Entry, policy: Policy | None) -> dict[str, object]:
-    bound = [f"{b.name} -> {b.endpoint}" for b in _bindings(policy, _rules_for(policy, entry.name))] if policy else []
+    rules = _rules_for(policy, entry.name)
+    bound = [f"{b.name} -> {b.endpoint}" for b in _bindings(policy, rules)] if policy else []
+    if policy is not None:
+        rows = mint_targets(policy, (rule.name for rule in rules))
+        bound += [f"{row['binding']} -> {row['endpoint'] or row['host']}" for row in rows]
     return {
         "name": entry.name,
         "backend": entry.backend,
@@ -186,7 +191,8 @@ def _test(options: argparse.Namespace, places: Places) -> int:
         )
     rules = _rules_for(policy, name)
     targets = [_target(policy, binding) for binding in _bindings(policy, rules)]
-    asked = rules or [SecretRule(name=name, kind=SourceKind.KEYRING, ref=f"{SERVICE}/{name}")]
+    targets += mint_targets(policy, (rule.name for rule in rules))
+    asked = kept(policy, rules) or [SecretRule(name=name, kind=SourceKind.KEYRING, ref=f"{SERVICE}/{name}")]
     problems = [problem for rule in asked for problem in _missing(places, rule)]
     status = 0 if targets and not problems else 1
     if options.json:
@@ -203,10 +209,10 @@ def _test(options: argparse.Namespace, places: Places) -> int:
 
 def _missing(places: Places, rule: SecretRule) -> list[str]:
     try:
-        Vault(places, os.environ).read(rule, os.environ)
+        value = Vault(places, os.environ).read(rule, os.environ).reveal()
+        return uncertain(places, rule, value)
     except CredgateError as error:
         return [escape(error.detail)]
-    return []
 
 
 def _rules_for(policy: Policy | None, name: str) -> list[SecretRule]:
