@@ -24,7 +24,7 @@ _NO_IDS = frozenset({"date", "server-timing", "x-envoy-upstream-service-time"})
 _LEAST_ID = 6  # characters: a shorter value would pair by chance
 
 
-type Cred = tuple[str, int]  # a fingerprint (1) or a secret's name (0)
+type Cred = tuple[str, int]  # as the target would log it (1), or a name of ours (0)
 
 
 class Call(NamedTuple):
@@ -228,10 +228,10 @@ def _tag(record: Mapping[str, object]) -> str:
 def _creds(record: Mapping[str, object]) -> tuple[Cred, ...]:
     """The credentials by fingerprint and by the secret's name: a mapping may speak of either."""
     found: dict[Cred, None] = {}
-    for field_, fingerprint in (("cred_fp", 1), ("secret", 0)):
-        for name in _text(record, field_).split(","):
-            if name.strip():
-                found[clean(name.strip()), fingerprint] = None
+    for field_ in ("cred_fp", "secret"):
+        for name in filter(None, map(str.strip, _text(record, field_).split(","))):
+            # an HMAC is our own name of it: that no record has it says nothing about whose the records are
+            found[clean(name), int(field_ == "cred_fp" and not name.startswith("hmac:"))] = None
     return tuple(found)
 
 

@@ -172,6 +172,17 @@ def test_records_of_other_credentials_are_none_of_ours(case: Case) -> None:
     assert said.records == ["matched", "other-credential"]
 
 
+def test_a_fingerprint_of_our_own_making_sets_no_record_aside(case: Case) -> None:
+    """Where a target logs names of its own, every record of it may be one of ours, unless a mapping says more."""
+    at = BEGIN + 10 * SECOND
+    case.call(10, host="api.github.com", cred_fp="hmac:00112233445566778899aabbccddeeff", path="/user")
+    case.export("log", github_line(at + 9 * SECOND, "/repos", 200, "d2", "token-7"))
+    assert case.run("github=log", until=86400).records == ["target-only"]
+    case.export("log", github_line(at, "/user", 200, "d1", "token-7"), github_line(at, "/user", 200, "d2", "token-8"))
+    case.mapping('[source.github.credentials]\n"hmac:00112233445566778899aabbccddeeff" = "token-7"\n')
+    assert case.run("github=log", until=86400).records == ["matched", "other-credential"]
+
+
 def test_a_mapping_says_what_a_secret_is_called_at_the_target(case: Case) -> None:
     case.call(10, host="api.github.com", secret="github", path="/user")
     at = BEGIN + 10 * SECOND
