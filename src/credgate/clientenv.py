@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from credgate.errors import CredgateError
 from credgate.trust import INSIDE_BUNDLE, INSIDE_CA
+from jail.plan import IGNORE_AT
 
 SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
 # They hold no secret, and clients look wrong without. Not LC_* as such: people pass values of any kind by such names.
@@ -59,6 +60,7 @@ class Inside:
     cwd: str
     path: tuple[str, ...]  # before the system's
     shell: str
+    git: tuple[tuple[str, str], ...]  # more of git's configuration
     git_hosts: tuple[str, ...]  # endpoints on 443: git@HOST: becomes https://HOST/
 
 
@@ -92,7 +94,7 @@ def build_environment(
         "NO_PROXY": NO_PROXY,
         "no_proxy": NO_PROXY,
         **FIXED,
-        **_git(inside.git_hosts),
+        **_git(inside.git_hosts, inside.git),
         "PATH": ":".join(dict.fromkeys((*inside.path, *SYSTEM_PATH))),
         "HOME": inside.home,
         "USER": inside.user,
@@ -104,9 +106,19 @@ def build_environment(
     }
 
 
-def _git(hosts: Sequence[str]) -> dict[str, str]:
+def git_beside(*, hidden: bool, held: bool) -> tuple[tuple[str, str], ...]:
+    """What git is told where files are hidden, or its configuration is held read-only.
+
+    A hidden file's cover has size and time of what it covers, and by nothing else may git judge that it is unchanged;
+    untracked ones are ignored. A new branch's upstream can't be written into a configuration that is read-only.
+    """
+    pairs = [("core.checkStat", "minimal"), ("core.trustctime", "false"), ("core.excludesFile", IGNORE_AT)]
+    return (*(pairs if hidden else ()), *([("branch.autoSetupMerge", "false")] if held else ()))
+
+
+def _git(hosts: Sequence[str], more: Sequence[tuple[str, str]]) -> dict[str, str]:
     """Ssh has no way out of the jail: forges are reached over HTTPS. An empty helper resets inherited ones."""
-    pairs = [("credential.helper", "")]
+    pairs = [("credential.helper", ""), *more]
     for host in hosts:
         pairs.append((f"url.https://{host}/.insteadOf", f"git@{host}:"))
         pairs.append((f"url.https://{host}/.insteadOf", f"ssh://git@{host}/"))

@@ -36,6 +36,7 @@ from credgate.peer import Peer, accept
 from credgate.policyfile import find_for_run
 from credgate.prepare import Asked, Person
 from credgate.proving import Wanted, prove
+from credgate.reserved import Reserved
 from credgate.rights import reload, resume, revoke
 from credgate.session import Session
 from credgate.stand import StandProcess, clear_left, limits_of
@@ -316,6 +317,7 @@ async def main_async(ready: int, idle: float) -> None:
                 keeper=keeper,
                 trust=trust,
                 stand=stand,
+                reserved=await asyncio.to_thread(Reserved.open, places),
             )
             daemon = Daemon(places, parts, idle)
             events.sessions = daemon.sessions

@@ -16,20 +16,15 @@ import stat
 import struct
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from credgate.errors import CredgateError
+from credgate.treewalk import Visit, WalkError, walk
 from jail.plan import under
 
 log = logging.getLogger(__name__)
 
-ENTRIES = 5_000_000  # of all trees of a run together; measured: about 1.5 s a million
-SECONDS = 30.0  # for one look at all of them
 GLANCE = 2.0  # seconds between two looks at the kernel's table
 REST = 60.0  # seconds at least between two whole looks, which also find other network namespaces' sockets
 SHARE = 50  # a whole look takes one part in so many of the time
-REFUSED = 125
-
 # linux/sock_diag.h, unix_diag.h
 _NETLINK_SOCK_DIAG, _BY_FAMILY, _REQUEST_DUMP, _ERROR, _DONE = 4, 20, 0x301, 2, 3
 _SHOW_NAME, _SHOW_VFS = 1, 2
@@ -41,61 +36,36 @@ _ATTRIBUTE = struct.Struct("=HH")
 _BUFFER = 1 << 18
 
 
-class HostSocketError(CredgateError):
-    """The run can't be made with these trees; exit_status 125."""
-
-    def __init__(self, code: str, detail: str, hint: str) -> None:
-        super().__init__(code, detail, hint, REFUSED)
+class HostSocketError(WalkError):
+    """The run can't be made with these trees."""
 
 
-def refuse(trees: Sequence[str]) -> None:
-    """Raise HostSocketError where a socket is bound in a tree, or where the trees can't be looked through."""
-    found = first_bound(trees)
+def refuse(trees: Sequence[str], visit: Visit | None = None) -> None:
+    """Raise HostSocketError where a socket is bound in a tree, WalkError where the trees can't be looked through.
+
+    visit: is shown each directory of the same walk.
+    """
+    found = first_bound(trees, visit)
     if found:
         tree = next(tree for tree in trees if under(found, tree))
         raise HostSocketError("host_socket", f"{tree}: the host listens at {found}", "stop it, or choose another tree")
 
 
-def first_bound(trees: Sequence[str]) -> str:
-    """Path of a socket file that some process has bound; "" for none. Raises HostSocketError beyond the bounds."""
+def first_bound(trees: Sequence[str], visit: Visit | None = None) -> str:
+    """Path of a socket file that some process has bound; "" for none. Raises WalkError beyond the bounds."""
     outermost = [tree for tree in dict.fromkeys(trees) if not any(under(tree, o) for o in trees if o != tree)]
-    return next((path for path in socket_files(outermost) if is_bound(path)), "")
+    return next((path for path in socket_files(outermost, visit) if is_bound(path)), "")
 
 
-def socket_files(trees: Sequence[str]) -> Iterator[str]:
-    """Every socket file of these trees, those of mounts below included. Raises HostSocketError beyond the bounds."""
-    until, left = time.monotonic() + SECONDS, ENTRIES
-    todo = list(trees)
-    while todo:
-        for entry in _entries(todo.pop()):
-            left -= 1
-            if entry.is_dir(follow_symlinks=False):
-                todo.append(entry.path)
-            elif not (entry.is_file(follow_symlinks=False) or entry.is_symlink()) and _is_socket(entry):
+def socket_files(trees: Sequence[str], visit: Visit | None = None) -> Iterator[str]:
+    """Every socket file of these trees, those of mounts below included. Raises WalkError beyond the bounds."""
+    for directory, entries in walk(trees):
+        if visit is not None:
+            visit(directory, entries)
+        for entry in entries:
+            plain = entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False) or entry.is_symlink()
+            if not plain and _is_socket(entry):
                 yield entry.path
-        if left < 0 or time.monotonic() > until:
-            raise HostSocketError(
-                "tree_too_large",
-                f"{', '.join(trees)}: more than {ENTRIES} entries or {SECONDS:.0f} s to look for the host's sockets",
-                "choose narrower trees",
-            )
-
-
-def _entries(directory: str) -> "list[os.DirEntry[str]]":
-    try:
-        with os.scandir(directory) as listing:
-            return list(listing)
-    except (FileNotFoundError, NotADirectoryError):  # gone meanwhile, or a tree that is one file
-        return []
-    except PermissionError:
-        # Who can't enter it reaches no socket in it. Who may without seeing, or owns it, might.
-        if os.access(directory, os.X_OK) or Path(directory).lstat().st_uid == os.geteuid():
-            raise HostSocketError(
-                "tree_unseen",
-                f"{directory}: it can't be looked through for the host's sockets",
-                "make it readable (chmod u+rx), or choose another tree",
-            ) from None
-        return []
 
 
 def _is_socket(entry: "os.DirEntry[str]") -> bool:
@@ -150,7 +120,7 @@ class SocketWatch:
         self._soon, self._next = 0.0, 0.0  # when a whole look may be, and when it has to be
 
     async def appears(self) -> str:
-        """Return the path of a bound socket once there is one. Raises HostSocketError where no look is possible."""
+        """Return the path of a bound socket once there is one. Raises WalkError where no look is possible."""
         self._next = time.monotonic() + REST
         while True:
             await asyncio.sleep(GLANCE)

@@ -78,6 +78,7 @@ async def open_session(
         session = await _session(parts, peer, asked, chosen, (run_id, berth, path), parent)
     except BaseException:
         parts.claims.drop(run_id)
+        parts.reserved.drop(run_id)
         berth.close()
         if listener is not None:
             listener.close()
@@ -104,7 +105,7 @@ async def _session(
     named = {**registry_environment(policy, role.name), **decoy_environment(policy, decoys)}
     # On a thread: it reads files of the host that an agent may have made slow or large.
     try:
-        spec = await asyncio.to_thread(
+        spec, look = await asyncio.to_thread(
             jail_spec, run_id, asked, chosen, parts.person, parts.places, parts.trust, named, network
         )
     except (CommandError, OSError):
@@ -112,13 +113,15 @@ async def _session(
             raise
         raise Refusal("not_found", f"{asked.argv[0]}: not in the parent's jail", "", 127) from None  # see visible()
     base = await asyncio.to_thread(base_for, caller.pid())
-    spec = children_offered(replace(spec, sums=sums(base)), path)
+    canary = await asyncio.to_thread(os.path.realpath, parts.stand.context["hidden"][0])
+    spec = children_offered(replace(spec, sums=sums(base), canary=canary), path)
     if parent is not None:
         visible(spec, parent.spec)
     ancestors = () if parent is None else parent.lineage()  # what a child lends them they have already
     parts.claims.take(run_id, spec, (policy.sha256, role.name), ancestors)
     if spec.workdir_write:
         await asyncio.to_thread(note_written, parts.places, spec.workdir)
+        parts.reserved.take(run_id, spec.protected)
     run = Run(
         id=run_id,
         policy=policy,
@@ -144,7 +147,7 @@ async def _session(
     )
     await parts.ledger.durable(seq)
     session = Session(parts, peer, run, berth, spec, RunLimits(base, spec))
-    session.chosen, session.caller, session.above = chosen, caller, parent
+    session.chosen, session.caller, session.above, session.look = chosen, caller, parent, look
     if parent is not None:
         parent.run.adopt(run)
     return session

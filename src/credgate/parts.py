@@ -10,6 +10,7 @@ from credgate.ledger.writer import Ledger
 from credgate.paths import Places
 from credgate.peer import Peer
 from credgate.prepare import Person
+from credgate.reserved import Reserved
 from credgate.runs import Run
 from credgate.stand import StandProcess
 from credgate.trees import Claims
@@ -42,6 +43,7 @@ class Parts:
     keeper: KeeperProcess
     trust: Trust
     stand: StandProcess
+    reserved: Reserved
     claims: Claims = field(default_factory=Claims)
 
 

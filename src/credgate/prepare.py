@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from credgate import hostsockets
-from credgate.clientenv import Inside, build_environment
+from credgate.clientenv import Inside, build_environment, git_beside
 from credgate.command import CREDENTIALS, Command, Host, find_command
 from credgate.errors import CredgateError
 from credgate.paths import Places
 from credgate.policyfile import Effective
+from credgate.protect import protection
+from credgate.treelook import TreeLook
 from credgate.trees import refuse_planted, written_before
 from credgate.trust import INSIDE_BUNDLE, Trust
 from jail import landlock, seccomp
-from jail.plan import CLIENT_AT, ETC_ALLOWED, JailSpec, SystemEntry, Tree, private_trees, under
+from jail.plan import CLIENT_AT, ETC_ALLOWED, JailSpec, Protection, SystemEntry, Tree, private_trees, under
 from rules.envnames import credential_value
 from rules.policy import Policy, Role, Workdir
 
@@ -244,6 +246,8 @@ class Lent:
     named: tuple[str, ...]
     trees: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
+    look: TreeLook
+    protected: Protection
 
 
 def _lent(asked: Asked, role: Role, person: Person, places: Places) -> Lent:
@@ -264,10 +268,19 @@ def _lent(asked: Asked, role: Role, person: Person, places: Places) -> Lent:
     for tree in trees:
         expose(tree, places)
         refuse_wide(tree, person)
-    hostsockets.refuse([workdir, *trees])
+    look = TreeLook(workdir, role)
+    hostsockets.refuse([workdir, *trees], look.visit)
     refuse_group_trees([workdir, *trees], person, asked.groups)
-    both = tuple(dict.fromkeys([*command.links, *links]))
-    return Lent(workdir=workdir, write=write, command=command, named=tuple(named), trees=trees, links=both)
+    return Lent(
+        workdir=workdir,
+        write=write,
+        command=command,
+        named=tuple(named),
+        trees=trees,
+        links=tuple(dict.fromkeys([*command.links, *links])),
+        look=look,
+        protected=protection(look, role, person.home, write=write),
+    )
 
 
 def jail_spec(
@@ -279,16 +292,19 @@ def jail_spec(
     trust: Trust,
     decoys: Mapping[str, str],
     network: Network,
-) -> JailSpec:
-    """Everything that the plan is computed from. Raises CredgateError: not found, refused tree, env, ..."""
+) -> tuple[JailSpec, TreeLook]:
+    """Everything that the plan is computed from, and what the work tree was seen to hold.
+
+    Raises CredgateError: not found, refused tree, env, ...
+    """
     policy, role = chosen.policy, chosen.policy.roles[chosen.role]
     lent = _lent(asked, role, person, places)
     cwd = os.path.realpath(asked.cwd)
     cwd = cwd if under(cwd, lent.workdir) else lent.workdir
     check_values(role, asked.env)
-    inside = _inside(policy, role, person, lent.command, lent.named, network, cwd)
+    inside = _inside(policy, role, person, lent, network, cwd)
     env = build_environment(asked.env, role.env, asked.env_names, decoys, inside)
-    return JailSpec(
+    spec = JailSpec(
         run=run,
         uid=person.uid,
         gid=person.gid,
@@ -304,6 +320,7 @@ def jail_spec(
         etc=_entries([f"/etc/{name}" for name in ETC_ALLOWED]),
         trees=tuple(Tree(path=tree) for tree in lent.trees),
         links=lent.links,
+        protected=lent.protected,
         trust=trust.mounts,
         gateway=network.gateway,
         jail_ip=network.jail,
@@ -319,6 +336,7 @@ def jail_spec(
         seccomp=filter_of(role).bpf.hex(),
         check={"denied_name": CHECK_NAME, "bundle": INSIDE_BUNDLE, "bundle_sha256": trust.bundle_sha256},
     )
+    return spec, lent.look
 
 
 def children_offered(spec: JailSpec, socket: str) -> JailSpec:
@@ -353,9 +371,7 @@ def _landlock(home: str, writable: str, *, userns: bool = False) -> dict[str, ob
     )
 
 
-def _inside(
-    policy: Policy, role: Role, person: Person, command: Command, tools: Sequence[str], network: Network, cwd: str
-) -> Inside:
+def _inside(policy: Policy, role: Role, person: Person, lent: Lent, network: Network, cwd: str) -> Inside:
     hosts = [e.host.text for e in policy.endpoints_of(role.name) if e.tls and e.port == 443 and e.host.exact]
     return Inside(
         gateway=network.gateway,
@@ -363,7 +379,8 @@ def _inside(
         user=person.name,
         home=person.home,
         cwd=cwd,
-        path=(*command.path, *(tree for tree in tools if Path(tree).is_dir())),
+        path=(*lent.command.path, *(tree for tree in lent.named if Path(tree).is_dir())),
         shell="/bin/bash" if Path("/bin/bash").exists() else "/bin/sh",
+        git=git_beside(hidden=bool(lent.protected.hidden), held=lent.write),
         git_hosts=tuple(hosts),
     )

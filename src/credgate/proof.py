@@ -16,7 +16,7 @@ from typing import Any
 from jail import berthfacts, inherited, readback
 from jail.guards import GROUPS
 from jail.keeper_client import Berth
-from jail.plan import DEVICES, JailSpec, private_trees, rlimit_processes
+from jail.plan import CANARY_AT, DEVICES, JailSpec, private_trees, rlimit_processes
 
 # Fields of readback.Facts by the group that guards name.
 FIELD_GROUPS = {
@@ -118,17 +118,27 @@ def expected(spec: JailSpec, berth: Berth, groups: tuple[int, ...]) -> readback.
             "core": 0,
         },
         writable=writable(spec),
+        mounted=frozenset(protected(spec)),
         filters=filters + 1,
     )
 
 
 def writable(spec: JailSpec) -> frozenset[str]:
     """Mount points that may be writable: the jail's own tmpfs, /proc (its dangerous parts are mounts of their own,
-    read-only), the devices, and the work tree where the role says so.
+    read-only), the devices, and the work tree where the role says so, with the directories that are pinned in it.
     """
     devices = {f"/dev/{name}" for name in DEVICES}
-    work = {spec.workdir} if spec.workdir_write else set()
+    work = {spec.workdir, *spec.protected.pins} if spec.workdir_write else set()
     return frozenset({*private_trees(spec.home), "/proc", *devices, *work})
+
+
+def protected(spec: JailSpec) -> Iterator[str]:
+    """Mount points that must be there: nothing that is protected or hidden was passed over."""
+    yield from spec.protected.pins
+    yield from spec.protected.islands
+    yield from (h.path for h in spec.protected.hidden)
+    if spec.canary:
+        yield CANARY_AT
 
 
 def _program(first: readback.Facts) -> Iterator[str]:

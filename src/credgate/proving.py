@@ -82,6 +82,7 @@ def _trees() -> Iterator[Path]:
         for name in ("tree", "readonly"):
             (place / name).mkdir(mode=0o700)
         (place / "readonly/file").touch()
+        (place / "tree/.env").write_text("HIDDEN=1\n")
         yield place
     finally:
         shutil.rmtree(place)

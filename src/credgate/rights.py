@@ -18,7 +18,10 @@ from rules.policy import Policy
 
 UNKNOWN = 1  # exit status: nothing of that name lives
 # What a jail was built with: a reload keeps it as it is and says so.
-SHAPE = ("workdir", "tools", "read", "env", "allow_debug", "allow_userns", "deadline", "limits")
+SHAPE = (
+    *("workdir", "tools", "read", "readonly", "hide", "show", "env"),
+    *("allow_debug", "allow_userns", "deadline", "limits"),
+)
 
 
 async def revoke(sessions: Mapping[str, Session], name: str, only: str = "") -> fdpass.Json:

@@ -17,7 +17,7 @@ from credgate import hostlimits, proof
 from credgate.alarms import Alarms
 from credgate.errors import CredgateError
 from credgate.evidence import Evidence
-from credgate.hostsockets import HostSocketError, SocketWatch
+from credgate.hostsockets import SocketWatch
 from credgate.lastresort import LastResort
 from credgate.limits import RunLimits
 from credgate.mountwatch import MountWatch
@@ -26,6 +26,8 @@ from credgate.peer import Peer, wake
 from credgate.policyfile import Effective
 from credgate.runs import Listener, Run
 from credgate.stand import inside, limits_of, words
+from credgate.treelook import TreeLook
+from credgate.treewalk import WalkError
 from jail import fdpass
 from jail.errors import JailError
 from jail.guards import needed
@@ -51,11 +53,13 @@ class Session:
     """A run from the claimed berth to its end. Made by opening.open_session, which sets what is set there alone.
 
     chosen: the policy as it counts. caller: who asked, for groups and limits; of a child the first run's launcher.
-    above: the run whose child this is. listener: the socket that children are asked for at, where the role has any.
+    look: what the work tree held. above: the run whose child this is. listener: the socket that children are asked for
+    at, where the role has any.
     """
 
     chosen: Effective
     caller: Peer
+    look: TreeLook
     above: "Session | None" = None
     listener: socket.socket | None = None
 
@@ -314,7 +318,7 @@ class Session:
     async def _sockets_appear(self) -> None:
         try:
             found = await SocketWatch([self.spec.workdir, *(tree.path for tree in self.spec.trees)]).appears()
-        except HostSocketError as error:  # it grew beyond what can be looked through
+        except WalkError as error:  # it grew beyond what can be looked through
             found = error.detail
         await self._end_with_alarm("host_socket", found)
 
@@ -371,6 +375,8 @@ class Session:
             self.listener.close()
             with self._going_on("remove the socket for children"):
                 os.unlink(self.spec.children)  # noqa: PTH108 - surrogates
+        with self._going_on("remove what was made in the work tree"):
+            self.parts.reserved.drop(self.run.id)
         with self._going_on("end the berth"):
             await asyncio.to_thread(self.parts.keeper.release, self.berth.id)
         self.parts.claims.drop(self.run.id)

@@ -20,7 +20,7 @@ from credgate.paths import Places, private_dir
 from jail import fdpass
 from jail.errors import JailError
 from jail.guards import Guard, Where
-from jail.plan import MIB, JailSpec
+from jail.plan import CANARY_AT, MIB, JailSpec
 from jail.probes import Context
 from jail.probes import stand as script
 from rules.policy import Limits
@@ -29,6 +29,7 @@ TIMEOUT = 60.0  # seconds for an answer; all controls together take about four
 SMALL = "/run"  # the smallest tmpfs of a jail, and its size
 SMALL_SIZE = 64 * MIB
 BURST = 192 * MIB  # of memory that `credgate prove` really uses, in a jail that may have half of it
+TRIED = 64  # islands, pins and hidden files that attempts are made at, of each
 PREFIX = "s"  # of the stand's directory: as short as "control", whose path a unix socket can take
 
 
@@ -140,9 +141,13 @@ def limits_of(limits: Limits) -> dict[str, int]:
 
 def inside(context: Context, spec: JailSpec, limits: Limits, writable: frozenset[str]) -> Context:
     """The same stand-ins as the jail has to look for them: by their names on the host, from its own places."""
+    kept = spec.protected
     return context | {
         "init": 1,
         "tree": spec.workdir,
+        "islands": list(kept.islands)[:TRIED] or [spec.workdir],
+        "pins": [*kept.pins, *kept.islands][:TRIED] or [spec.workdir],
+        "hidden": [CANARY_AT, *(h.path for h in kept.hidden)][:TRIED],
         "scratch": "/tmp",  # noqa: S108 - inside the jail
         "small": SMALL,
         "writable": sorted(writable),

@@ -32,6 +32,7 @@ RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_IN_ROOT = 0x02, 0x04, 0x10
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 MNT_DETACH = 2
 
+VEILS = "/etc/credgate/hidden"  # below the root
 STAGE = "/tmp"  # noqa: S108 - any directory of the host: only this mount namespace sees what is mounted on it
 
 
@@ -260,6 +261,58 @@ def _readonly(root: int, op: Operation, _source: int) -> None:
     os.close(target)
 
 
+def _held(root: int, path: str) -> int:
+    """An O_PATH descriptor of what must be there; of a link the link itself. Raises OSError."""
+    return _openat2(root, path.lstrip("/"), os.O_PATH | os.O_NOFOLLOW, RESOLVE_NO_SYMLINKS | RESOLVE_IN_ROOT)
+
+
+def _cover(root: int, path: str, attributes: int) -> None:
+    """Mount what is at `path` on itself: a mount point can be neither renamed nor removed."""
+    target = _held(root, path)
+    tree = _clone(target, attributes)
+    _attach(tree, target)
+    os.close(tree)
+    os.close(target)
+
+
+def _pin(root: int, op: Operation, _source: int) -> None:
+    _cover(root, op["at"], MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
+
+
+def _island(root: int, op: Operation, _source: int) -> None:
+    _cover(root, op["at"], MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
+
+
+def _hide(root: int, op: Operation, _source: int) -> None:
+    """Cover a file or a directory with one of mode 0 that holds nothing; the read-only mount keeps its owner from
+    changing that. A hole of the file's own size takes no room, and with the file's time git takes it for unchanged.
+    """
+    target = _held(root, op["at"])
+    if stat.S_ISLNK(os.fstat(target).st_mode):
+        raise JailError("mount_failed", f"{os.fsencode(op['at'])!r}: became a link after the plan was made")
+    veil = _veil(root, op)
+    tree = _clone(veil, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
+    _attach(tree, target)
+    for descriptor in (veil, tree, target):
+        os.close(descriptor)
+
+
+def _veil(root: int, op: Operation) -> int:
+    """A cover, on the root's own tmpfs: that is read-only by the time anybody else sees it."""
+    folder = _make_directory(root, VEILS)
+    name = b"%d" % op["number"]
+    if op["directory"]:
+        os.mkdir(name, 0, dir_fd=folder)
+    else:
+        made = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0, dir_fd=folder)
+        os.ftruncate(made, op["size"])
+        os.utime(made, ns=(op["mtime"], op["mtime"]))
+        os.close(made)
+    veil = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    os.close(folder)
+    return veil
+
+
 def _link(root: int, op: Operation, _source: int) -> None:
     parent, _, name = op["at"].rpartition("/")
     folder = _make_directory(root, parent)
@@ -302,6 +355,9 @@ _APPLY = {
     "devpts": _devpts,
     "mask": _mask,
     "readonly": _readonly,
+    "pin": _pin,
+    "island": _island,
+    "hide": _hide,
     "link": _link,
     "file": _file,
 }

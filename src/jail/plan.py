@@ -67,6 +67,8 @@ PROC_MASKED = (
 PROC_MASKED_MORE = ("kpageflags", "kpagecgroup", "vmallocinfo", "mtrr")
 PROC_READ_ONLY = ("sys", "bus", "fs", "irq", "acpi", "scsi", "driver", "asound", "tty")
 
+IGNORE_AT = "/etc/credgate/gitignore"
+CANARY_AT = "/run/credgate/hidden"
 CHILDREN_AT = "/run/credgate/children"
 CLIENT_AT = "/run/credgate/credgate-child"
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -89,6 +91,32 @@ class SystemEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hidden:
+    """A file or directory that is covered. A file's cover has its size and time (ns): git knows it unchanged by them."""
+
+    path: str
+    directory: bool = False
+    size: int = 0
+    mtime: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protection:
+    """What is held fast or hidden in the work tree: whole paths, outer ones first.
+
+    pins: directories between the tree and an island, writable, which can't be renamed. islands: read-only (a link: the
+    link itself). reserved: (path, content) of what is made before the start: a directory where the content is "".
+    ignore: lines of a gitignore(5) that name what is hidden.
+    """
+
+    pins: tuple[str, ...] = ()
+    islands: tuple[str, ...] = ()
+    hidden: tuple[Hidden, ...] = ()
+    reserved: tuple[tuple[str, str], ...] = ()
+    ignore: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JailSpec:
     """All that a plan is computed from; sizes in bytes, times in seconds."""
 
@@ -108,6 +136,8 @@ class JailSpec:
     trees: tuple[Tree, ...] = ()  # install trees, tools, read: read-only
     links: tuple[tuple[str, str], ...] = ()  # (path inside, target)
     trust: tuple[tuple[str, str], ...] = ()  # (host path, path inside): bundles and trust stores, read-only
+    protected: Protection = field(default_factory=Protection)
+    canary: str = ""  # host path of a file that is bound in and hidden, so that an attempt can show that hiding works
     children: str = ""  # host path of the socket that child runs are asked for at, "" where the role has none
     client: str = ""  # text of the program that asks
     gateway: str = "10.213.0.1"
@@ -183,6 +213,7 @@ def mounts(spec: JailSpec) -> list[dict[str, Any]]:
         *_links(spec),
         *_trust(spec),
         *_children(spec),
+        *_protected(spec),
     ]
 
 
@@ -267,4 +298,21 @@ def _children(spec: JailSpec) -> list[dict[str, Any]]:
     return [
         {"op": "bind", "from": spec.children, "at": CHILDREN_AT, "write": False},
         {"op": "file", "at": CLIENT_AT, "text": spec.client, "mode": 0o555},
+    ]
+
+
+def _protected(spec: JailSpec) -> list[dict[str, Any]]:
+    """Pins first, from the outside: an island's mount lies on its parent's. What is hidden may lie in an island."""
+    kept = spec.protected
+    covered = [*kept.hidden, *([Hidden(path=CANARY_AT)] if spec.canary else [])]
+    ignore = "".join(f"{line}\n" for line in kept.ignore)
+    return [
+        *([{"op": "bind", "from": spec.canary, "at": CANARY_AT, "write": False}] if spec.canary else []),
+        *({"op": "pin", "at": path} for path in kept.pins),
+        *({"op": "island", "at": path} for path in kept.islands),
+        *(
+            {"op": "hide", "at": h.path, "directory": h.directory, "size": h.size, "mtime": h.mtime, "number": number}
+            for number, h in enumerate(covered)
+        ),
+        *([{"op": "file", "at": IGNORE_AT, "text": ignore}] if ignore else []),
     ]

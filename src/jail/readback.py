@@ -83,7 +83,7 @@ class Expected:
     namespaces: inodes that must be these (at least the berth's user and net). foreign: the host's, that no namespace
     may be. groups: None where they could not be dropped (rootless); they are then listed, not judged. limits: the most
     that each of LIMITS may be (core is 0 in any case); compare raises KeyError where one is left out. writable: mount
-    points that may be writable. filters: in all, so one more than the daemon has.
+    points that may be writable. mounted: those that must be there. filters: in all, so one more than the daemon has.
     """
 
     pid_inside: int
@@ -95,6 +95,7 @@ class Expected:
     routes: tuple[tuple[str, IPv4Network], ...]
     limits: Mapping[str, int]
     writable: frozenset[str]
+    mounted: frozenset[str] = frozenset()
     filters: int = 1
     start: int | None = None
 
@@ -172,8 +173,8 @@ def _bounds(expected: Expected, facts: Facts) -> Iterator[Difference]:
         for mount in facts.mounts:
             if "ro" not in mount.options and mount.at not in expected.writable:
                 yield Difference(field=f"mounts.{mount.at}", expected="ro", got=",".join(sorted(mount.options)))
-        if not any(mount.at == "/" for mount in facts.mounts):
-            yield Difference(field="mounts", expected="a root", got="none")
+        for at in sorted({"/", *expected.mounted} - {mount.at for mount in facts.mounts}):
+            yield Difference(field=f"mounts.{at}", expected="mounted", got="none")
     for name, inside in (("uid_map", expected.uid), ("gid_map", expected.gid)):
         rows = getattr(facts, name)
         if not isinstance(rows, NotShown) and [(first, count) for first, _, count in rows] != [(inside, 1)]:

@@ -3,8 +3,8 @@
 Each role of the policy must fit inside one role of the ceiling: the one of the same name, or the ceiling's
 default_role. Inside means: each endpoint, allow rule, address, binding, secret, tool and file of the role is covered by
 one of that ceiling role. What doesn't fit is an error that names it; nothing is dropped in silence. The ceiling's deny
-rules, limits, deadline, budget, `on_alarm`, `dns.unlisted` and the ttl, uses and rate of its bindings are added, since
-they can only narrow.
+rules, `readonly`, `hide`, limits, deadline, budget, `on_alarm`, `dns.unlisted` and the ttl, uses and rate of its
+bindings are added, since they can only narrow.
 """
 
 from collections.abc import Iterable, Mapping
@@ -82,6 +82,9 @@ def _check_lists(report: Report, where: str, role: Role, above: Role) -> None:
         for path in mine:
             if not any(_below(path, outer) for outer in theirs):
                 report.add(f"{where}.{key}", f"{show(path)} is in none of the ceiling's {key}", _HINT)
+    for path in role.show:
+        if path not in above.show:
+            report.add(f"{where}.show", f"{show(path)} is not in the ceiling's show", _HINT)
     for port in role.publish:
         if port not in above.publish:
             report.add(f"{where}.publish", f"{port} is not in the ceiling's publish", _HINT)
@@ -221,6 +224,8 @@ def _renamed(rule: DenyRule, endpoint: Endpoint) -> DenyRule:
 def _narrow_role(role: Role, above: Role) -> Role:
     return replace(
         role,
+        readonly=tuple(dict.fromkeys((*role.readonly, *above.readonly))),
+        hide=tuple(dict.fromkeys((*role.hide, *above.hide))),
         deadline=smaller(role.deadline, above.deadline),
         limits=least(role.limits, above.limits),
         budget=least_budget(role.budget, above.budget),

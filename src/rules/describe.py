@@ -146,9 +146,14 @@ def _proxy(proxy: CorporateProxy) -> str:
     return f"{proxy.name} ({'https' if proxy.tls else 'http'}://{proxy.host}:{proxy.port}{address}{ca}{secret})"
 
 
+def _lists(role: Role) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    files = (("readonly", role.readonly), ("hide", role.hide), ("show", role.show))
+    return (("tools", role.tools), ("read", role.read), *files, ("env", role.env))
+
+
 def _jail(role: Role) -> Iterator[str]:
     yield f"work tree: {role.workdir}"
-    for key, values in (("tools", role.tools), ("read", role.read), ("env", role.env)):
+    for key, values in _lists(role):
         for value in values:
             yield f"{key}: {value}"
     yield from (f"{switch}: true" for switch in role.switches())

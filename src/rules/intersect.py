@@ -1,8 +1,9 @@
 """The rights of a child run: what its own role and its parent's both give, never more than either.
 
-Lists are intersected, bounds are the smaller ones, switches need both. Requests are not computed here but judged:
-`within` names both roles, and `decide` lets pass what each of them lets pass. A deny rule, an ambiguity or a foreign
-credential that one of the two refuses so stays refused, however the endpoints of the two overlap.
+Lists are intersected (but for `readonly` and `hide`, which close: they are joined), bounds are the smaller ones,
+switches need both. Requests are not computed here but judged: `within` names both roles, and `decide` lets pass what
+each of them lets pass. A deny rule, an ambiguity or a foreign credential that one of the two refuses so stays refused,
+however the endpoints of the two overlap.
 """
 
 from dataclasses import fields, replace
@@ -37,6 +38,9 @@ def intersect(child: Role, parent: Role, policy: Policy) -> Role:
         workdir=Workdir.WRITE if child.workdir is parent.workdir is Workdir.WRITE else Workdir.READ,
         tools=_paths(child.tools, parent.tools),
         read=_paths(child.read, parent.read),
+        readonly=tuple(dict.fromkeys((*child.readonly, *parent.readonly))),
+        hide=tuple(dict.fromkeys((*child.hide, *parent.hide))),
+        show=_common(child.show, parent.show),
         env=_common(child.env, parent.env),
         allow_debug=child.allow_debug and parent.allow_debug,
         allow_userns=child.allow_userns and parent.allow_userns,

@@ -8,12 +8,14 @@ from rules.parse import METHODS
 from rules.policy import Budget, Limits, OnAlarm, Role, TestCase, Workdir
 from rules.reasons import Reason
 from rules.tables import NOT_YET, Table, closest, show
+from rules.treenames import TreePattern, TreePatternError
 
 ROLE_KEYS = (
     *("bindings", "endpoints", "workdir", "tools", "read", "env", "deadline", "limits", "on_alarm"),
     *("allow_debug", "allow_userns", "publish", "children", "budget", "route"),
+    *("readonly", "hide", "show"),
 )
-ROLE_LATER = ("state", "readonly", "hide", "show", "approve")
+ROLE_LATER = ("state", "approve")
 _FIRST_FREE, _LAST_PORT, _MAX_PUBLISHED = 1024, 65535, 16
 LIMIT_KEYS = ("memory", "processes", "open_files", "cpu", "file_size")
 TEST_KEYS = ("role", "method", "url", "body", "verdict", "reason", "rule")
@@ -33,6 +35,9 @@ def _role(name: str, table: Table) -> Role:
         workdir=_workdir(table),
         tools=_paths(table, "tools"),
         read=_paths(table, "read"),
+        readonly=_patterns(table, "readonly"),
+        hide=_patterns(table, "hide"),
+        show=_patterns(table, "show", literal=True),
         env=_env(table),
         allow_debug=table.flag("allow_debug", default=False),
         allow_userns=table.flag("allow_userns", default=False),
@@ -70,6 +75,21 @@ def _paths(table: Table, key: str) -> tuple[str, ...]:
         elif len([p for p in parts[1:] if p not in ("", ".")]) == 0:
             table.report.add(where, f"got {show(path)}, which would bind everything", "name the files that are needed")
     return paths
+
+
+def _patterns(table: Table, key: str, *, literal: bool = False) -> tuple[str, ...]:
+    """Patterns below the work tree; `literal`: names of files, one by one."""
+    texts = table.texts(key)
+    for i, text in enumerate(texts):
+        where = f"{table.at(key)}[{i}]"
+        try:
+            pattern = TreePattern.parse(text)
+        except TreePatternError as fault:
+            table.report.add(where, fault.detail, fault.hint)
+        else:
+            if literal and (not pattern.literal or pattern.directory):
+                table.report.add(where, f"got {show(text)}, expected the path of one file", "name each file to show")
+    return texts
 
 
 def _ports(table: Table) -> tuple[int, ...]:

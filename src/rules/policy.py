@@ -307,6 +307,9 @@ class Role:
     workdir: Workdir = Workdir.READ
     tools: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
+    readonly: tuple[str, ...] = ()  # patterns of rules.treenames: more islands
+    hide: tuple[str, ...] = ()  # likewise: more hidden files
+    show: tuple[str, ...] = ()  # paths in the work tree that are not hidden
     env: tuple[str, ...] = ()
     allow_debug: bool = False  # ptrace and its like, among the jail's own processes
     allow_userns: bool = False  # user namespaces below the jail's: a browser's own sandbox

@@ -53,6 +53,8 @@ def _role(role: Role) -> Iterator[tuple[str, str]]:
         yield f"{where}.read", "bind files of the host"
     if role.tools:
         yield f"{where}.tools", "bind install trees of the host"
+    if role.show:
+        yield f"{where}.show", "show files that are hidden"
     if role.publish:
         yield f"{where}.publish", "open a port of the host's loopback"
     for switch in role.switches():

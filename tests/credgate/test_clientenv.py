@@ -16,6 +16,7 @@ INSIDE = Inside(
     cwd="/work",
     path=("/opt/agent/bin", "/usr/bin"),
     shell="/bin/sh",
+    git=(),
     git_hosts=("git.acme.example",),
 )
 CALLER = {

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from credgate import hostsockets
+from credgate import hostsockets, treewalk
 from credgate.hostsockets import HostSocketError, SocketWatch, bound_now, first_bound, parse_dump, refuse, socket_files
+from credgate.treewalk import WalkError
 from tests.jail import own
 from tests.jail.forked import USERS, attempt
 
@@ -131,7 +132,7 @@ def test_what_can_not_be_looked_through_is_refused(tree: Path, monkeypatch: pyte
     def said() -> str:
         try:
             return first_bound([str(tree)]) or "nothing"
-        except HostSocketError as error:
+        except WalkError as error:
             return error.code
 
     def look(mode: int) -> object:
@@ -146,8 +147,8 @@ def test_what_can_not_be_looked_through_is_refused(tree: Path, monkeypatch: pyte
         assert look(0o700) == "nothing", "who can't enter reaches nothing in it"
         os.chown(hidden, USERS[-1], -1)
     assert look(0o000) == "tree_unseen", "its owner can open it again"
-    monkeypatch.setattr(hostsockets, "ENTRIES", 2)
-    with pytest.raises(HostSocketError, match="more than 2 entries"):
+    monkeypatch.setattr(treewalk, "ENTRIES", 2)
+    with pytest.raises(WalkError, match="more than 2 entries"):
         refuse([str(tree)])
 
 

@@ -227,6 +227,24 @@ def large_tmpfs() -> None:
     planned(lambda operations: [op | {"size": op["size"] * 16} if op["op"] == "tmpfs" else op for op in operations])
 
 
+def _without_op(name: str) -> Callable[[], None]:
+    return lambda: planned(lambda operations: [op for op in operations if op["op"] != name])
+
+
+def islands_left_out() -> None:
+    """What the host executes is as writable as the rest of the tree."""
+    _without_op("island")()
+
+
+def pins_left_out() -> None:
+    """Islands are there, but what leads to them can be renamed."""
+    _without_op("pin")()
+
+
+def hidden_left_out() -> None:
+    _without_op("hide")()
+
+
 def sockets_in_tree() -> None:
     """Landlock's rule for the work tree as it is for trees that die with the run."""
     restrict = landlock.restrict
@@ -310,6 +328,9 @@ PID1 = {
         host_tmp,
         writable_binds,
         large_tmpfs,
+        islands_left_out,
+        pins_left_out,
+        hidden_left_out,
         sockets_in_tree,
         users_terminal,
         users_session,

@@ -50,6 +50,9 @@ PER_RUN: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "writable_binds": ("readonly_mounts", ("mounts./usr: expected ro",)),
     "sockets_in_tree": ("tree_socket tree_fifo", ()),
+    "islands_left_out": ("island_write", ("mounts.", "/.vscode: expected mounted, got none")),
+    "pins_left_out": ("island_rename", ("/.github: expected mounted, got none",)),
+    "hidden_left_out": ("hidden_read", ()),  # the stand-in is a mount even so
     "hosts_ipc": ("", ("namespaces.ipc: expected not the host's",)),
     "hosts_cgroup": ("", ("namespaces.cgroup: expected not the host's",)),
 }
@@ -69,6 +72,7 @@ PROVE: dict[str, str] = {
     "hosts_ipc": "neighbour_sysv neighbour_signal signal_host kill_tree",
     "other_network": "unix_abstract unix_abstract_in host_loopback neighbour_network neighbour_abstract icmp",
     "sockets_in_tree": "neighbour_tree",
+    "hidden_left_out": "hidden_write",
     "users_terminal": "terminal",
 }
 SUMMED = "memory_shared"

@@ -217,7 +217,11 @@ def test_mounts_writable_only_where_planned() -> None:
     extra = Mount(at="/etc", root="/", options=frozenset({"rw"}), kind="ext4")
     assert isinstance(SHOWN.mounts, tuple)
     assert named(PLANNED, replace(SHOWN, mounts=(*SHOWN.mounts, extra))) == {"mounts./etc"}
-    assert named(PLANNED, replace(SHOWN, mounts=())) == {"mounts"}
+    assert named(PLANNED, replace(SHOWN, mounts=())) == {"mounts./"}
+    held = replace(PLANNED, mounted=frozenset({"/work/.git/hooks"}))
+    assert named(held, SHOWN) == {"mounts./work/.git/hooks"}
+    there = Mount(at="/work/.git/hooks", root="/", options=frozenset({"ro"}), kind="ext4")
+    assert named(held, replace(SHOWN, mounts=(*SHOWN.mounts, there))) == set()  # control
 
 
 def test_reused_pid_is_seen_by_its_start() -> None:

@@ -182,6 +182,74 @@ def tree_fifo(context: Context) -> str:
     return DONE
 
 
+def _each(paths: list[str], tried: "Callable[[str], object]") -> str:
+    """Try at each path; of several refusals the first one that is not EROFS is the word, since it tells more."""
+    refused = refuse(errno.ENOENT)
+    for path in paths:
+        try:
+            tried(path)
+        except OSError as error:
+            if refused.errno in (errno.ENOENT, errno.EROFS):
+                refused = error
+        else:
+            return DONE
+    raise refused
+
+
+def _written_in(path: str) -> None:
+    if os.path.islink(path):
+        os.utime(path, follow_symlinks=False)
+    elif os.path.isdir(path):
+        name = f"{path}/.credgate-{os.getpid()}"
+        _opened(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        os.unlink(name)
+    else:
+        _opened(path, os.O_WRONLY)
+
+
+def island_write(context: Context) -> str:
+    """Write in what the host executes: hooks, configuration, CI; in a read-only work tree anywhere in it."""
+    return _each(context["islands"], _written_in)
+
+
+def _moved(path: str) -> None:
+    aside = f"{path}-{os.getpid()}"
+    os.rename(path, aside)
+    os.rename(aside, path)
+
+
+def island_rename(context: Context) -> str:
+    """Move such a thing aside, or a directory that leads to it, to make another in its place."""
+    return _each(context["pins"], _moved)
+
+
+def _seen(path: str) -> None:
+    if os.path.isdir(path):
+        seen: object = os.listdir(path)
+    else:
+        with open(path, "rb") as file:
+            seen = file.read(1)
+    if not seen:
+        raise refuse(errno.ENODATA)
+
+
+def hidden_read(context: Context) -> str:
+    """Read a file that is hidden: each one of the work tree, and one that was bound in to be hidden."""
+    return _each(context["hidden"], _seen)
+
+
+def hidden_write(context: Context) -> str:
+    """Write to a hidden file, or move it aside to make another in its place."""
+
+    def change(path: str) -> None:
+        try:
+            _written_in(path)
+        except OSError:
+            _moved(path)
+
+    return _each(context["hidden"], change)
+
+
 def own_policy(context: Context) -> str:
     """Open the policy file."""
     return _opened(context["own"]["policy"], os.O_RDONLY)
@@ -251,6 +319,10 @@ ATTEMPTS: dict[str, Attempt] = {
     "landlock": landlock_device,
     "tree_socket": tree_socket,
     "tree_fifo": tree_fifo,
+    "island_write": island_write,
+    "island_rename": island_rename,
+    "hidden_read": hidden_read,
+    "hidden_write": hidden_write,
     "own_policy": own_policy,
     "own_ledger": own_ledger,
     "own_ca_key": own_ca_key,

@@ -94,6 +94,7 @@ class Stand:
         _write(f"{self.dir}/host/secret", canary)
         _write(f"{self.dir}/host/victim", "")
         _write(f"{self.dir}/readonly/file", "")
+        _write(f"{self.dir}/hidden", canary)
         self.context = self._context(canary, request)
         self._sockets(canary)
         _key(canary)
@@ -113,6 +114,9 @@ class Stand:
             "victim_file": f"{self.dir}/host/victim",
             "dir": f"{self.dir}/host",
             "tree": f"{self.dir}/tree",
+            "islands": [f"{self.dir}/tree"],
+            "pins": [f"{self.dir}/tree"],
+            "hidden": [f"{self.dir}/hidden"],
             "readonly": f"{self.dir}/readonly",
             "scratch": f"{self.dir}/scratch",
             "small": f"{self.dir}/scratch",

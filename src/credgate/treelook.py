@@ -1,0 +1,146 @@
+"""What a work tree holds at the start of a run, seen in the one walk through it: repositories, hidden files, matches.
+
+Names and types alone come from here; what they lead to is worked out in `credgate.protect`.
+"""
+
+import os
+import re
+import stat
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from credgate.treewalk import Entry
+from rules.hiding import Hiding, Kind, public
+from rules.policy import Role
+from rules.treenames import TreePattern, union
+
+CONTENT = 4 << 20  # bytes of a key-like file that are read; a larger one is hidden unread
+DIRECTORIES = 100_000  # whose places are remembered
+# Names that say where a repository is, git-init(1), gitrepository-layout(5).
+_MARKS = frozenset({".git", ".hg", ".jj", "HEAD", "commondir"})
+
+
+class TreeLook:
+    """Fed by a walk. Paths are whole ones; `tree` is a real path.
+
+    repositories: directories that hold one. git: git directories, bare ones and those of submodules too. linked: those
+    of linked worktrees. links: `.git` that are a file or a link. hidden: (path, whether a directory). told: names like
+    a secret's that stay visible. readonly: what the role's own patterns mean. places: inode by directory.
+    """
+
+    def __init__(self, tree: str, role: Role) -> None:
+        self.tree = tree
+        self.since = Instant.now()
+        self.repositories: list[str] = []
+        self.git: list[str] = []
+        self.linked: list[str] = []
+        self.links: list[str] = []
+        self.hidden: list[tuple[str, bool]] = []
+        self.told: list[str] = []
+        self.readonly: list[str] = []
+        self.places: dict[str, int] = {}
+        self.whole = True  # every directory's place is remembered
+        self._below = tree.rstrip("/") + "/"
+        self._hiding = Hiding.of(role.hide, role.show)
+        self._readonly = _patterns(role.readonly)
+
+    def visit(self, directory: str, entries: list[Entry]) -> None:
+        """Take one directory of a walk; one outside of the tree is passed over."""
+        if directory != self.tree and not directory.startswith(self._below):
+            return
+        folder = directory[len(self._below) :]
+        inside_git = ".git" in folder.split("/")
+        names = {entry.name for entry in entries}
+        if not _MARKS.isdisjoint(names):
+            self._marked(directory, names, entries)
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                self._directory(folder, entry)
+            elif not inside_git:
+                self._file(folder, entry)
+        if self._readonly is not None:
+            self._match(folder, entries)
+
+    def _marked(self, directory: str, names: set[str], entries: list[Entry]) -> None:
+        if not names.isdisjoint((".git", ".hg", ".jj")):
+            self.repositories.append(directory)
+        if names >= {"HEAD", "objects", "refs"}:
+            self.git.append(directory)
+        elif names >= {"HEAD", "commondir"}:
+            self.linked.append(directory)
+        self.links += [e.path for e in entries if e.name == ".git" and not e.is_dir(follow_symlinks=False)]
+
+    def _directory(self, folder: str, entry: Entry) -> None:
+        if len(self.places) < DIRECTORIES:
+            self.places[entry.path] = entry.inode()
+        else:
+            self.whole = False
+        if self._hiding.directory(f"{folder}/{entry.name}" if folder else entry.name):
+            self.hidden.append((entry.path, True))
+
+    def _file(self, folder: str, entry: Entry) -> None:
+        match self._hiding.file(folder, entry.name):
+            case Kind.HIDDEN:
+                self.hidden.append((entry.path, False))
+            case Kind.UNLESS_PUBLIC if not _is_public(entry.name, entry.path):
+                self.hidden.append((entry.path, False))
+            case Kind.TOLD:
+                self.told.append(entry.path)
+
+    def _match(self, folder: str, entries: list[Entry]) -> None:
+        if self._readonly is None:
+            return
+        for entry in entries:
+            found = self._readonly.fullmatch(f"{folder}/{entry.name}" if folder else entry.name)
+            if found and (found.lastgroup != "directories" or entry.is_dir(follow_symlinks=False)):
+                self.readonly.append(entry.path)
+
+
+def _patterns(texts: Sequence[str]) -> re.Pattern[str] | None:
+    """One expression for all patterns; the group "directories" for those that mean directories alone."""
+    patterns = [TreePattern.parse(text) for text in texts]
+    files, directories = ([p for p in patterns if p.directory is kind] for kind in (False, True))
+    parts = [f"(?:{found.pattern})" for found in (union(files),) if found]
+    parts += [f"(?P<directories>{found.pattern})" for found in (union(directories),) if found]
+    return re.compile("|".join(parts), re.DOTALL) if parts else None
+
+
+def _is_public(name: str, path: str) -> bool:
+    """Whether what is in the file shows that it is no secret. What can't be read, or is none, is not shown to be."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    with os.fdopen(descriptor, "rb") as file:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > CONTENT:
+            return False
+        return public(name, file.read(CONTENT))
+
+
+class Instant:
+    """A moment by the clock that files are stamped with (coarse: a file's time may lie a tick before the fine one)."""
+
+    __slots__ = ("_ahead", "ns")
+
+    def __init__(self, ns: int, ahead: int) -> None:
+        self.ns, self._ahead = ns, ahead
+
+    @classmethod
+    def now(cls) -> "Instant":
+        """This moment."""
+        ns = time.clock_gettime_ns(_COARSE)
+        return cls(ns, ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+
+    def still(self) -> int:
+        """The same moment as the clock has it now, ns: whoever set it back meanwhile moved it too."""
+        return self.ns + min(0, Instant.now()._ahead - self._ahead)
+
+
+_COARSE = 5  # CLOCK_REALTIME_COARSE, linux/time.h; the time module has no name for it
+
+
+def relative(tree: str, path: str) -> str:
+    """The path as seen from the tree's root, "." for itself."""
+    return str(Path(path).relative_to(tree)) if path != tree else "."

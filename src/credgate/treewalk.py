@@ -1,0 +1,61 @@
+"""One walk through the trees of a run, for all who look into them: a second one would cost a launch its quickness."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from credgate.errors import CredgateError
+
+ENTRIES = 5_000_000  # of all trees of a run together; measured: about 1.5 s a million
+SECONDS = 30.0  # for one look at all of them
+REFUSED = 125
+
+type Entry = "os.DirEntry[str]"
+type Visit = Callable[[str, list[Entry]], object]  # a directory's path and what is in it
+
+
+class WalkError(CredgateError):
+    """The trees can't be looked through whole; exit_status 125."""
+
+    def __init__(self, code: str, detail: str, hint: str) -> None:
+        super().__init__(code, detail, hint, REFUSED)
+
+
+def walk(trees: Sequence[str], *, passed: Callable[[str], bool] | None = None) -> Iterator[tuple[str, list[Entry]]]:
+    """Each directory with its entries, those of mounts below included; links are not followed.
+
+    passed: directories that are left out, by their path. Raises WalkError beyond the bounds.
+    """
+    until, left = time.monotonic() + SECONDS, ENTRIES
+    todo = list(trees)
+    while todo:
+        directory = todo.pop()
+        entries = _entries(directory)
+        left -= len(entries)
+        yield directory, entries
+        below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        todo += below if passed is None else [path for path in below if not passed(path)]
+        if left < 0 or time.monotonic() > until:
+            raise WalkError(
+                "tree_too_large",
+                f"{', '.join(trees)}: more than {ENTRIES} entries or {SECONDS:.0f} s to look through",
+                "choose narrower trees",
+            )
+
+
+def _entries(directory: str) -> list[Entry]:
+    try:
+        with os.scandir(directory) as listing:
+            return list(listing)
+    except (FileNotFoundError, NotADirectoryError):  # gone meanwhile, or a tree that is one file
+        return []
+    except PermissionError:
+        # Who can't enter it reaches nothing in it. Who may without seeing, or owns it, might.
+        if os.access(directory, os.X_OK) or Path(directory).lstat().st_uid == os.geteuid():
+            raise WalkError(
+                "tree_unseen",
+                f"{directory}: it can't be looked through",
+                "make it readable (chmod u+rx), or choose another tree",
+            ) from None
+        return []

@@ -1,0 +1,81 @@
+"""Patterns of `readonly`, `hide` and `show`: names and paths below a work tree, in the spelling of a .gitignore.
+
+A pattern without a slash (but for one at its end) means a name anywhere in the tree; one with a slash means a path from
+the work tree's root. "*" and "?" stay within a name, "**" as a whole part is any number of directories; a slash at the
+end means a directory alone. There is no negation: `show` takes out by name.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rules.problems import RulesError
+
+__all__ = ["TreePattern", "TreePatternError", "union"]
+
+MAX_PARTS = 32
+_WILD = re.compile(r"[*?]")
+
+
+class TreePatternError(RulesError):
+    """The text is no such pattern; `detail` and `hint` say why."""
+
+    code = "tree_pattern"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreePattern:
+    """`regex` matches a whole relative path. `literal`: no wildcard in it. `directory`: means directories alone."""
+
+    text: str
+    parts: tuple[str, ...]
+    anchored: bool
+    directory: bool
+    literal: bool
+
+    @classmethod
+    def parse(cls, text: str) -> "TreePattern":
+        """Raises TreePatternError with the reason."""
+        if text.startswith(("/", "~")):
+            raise TreePatternError(f"got a whole path {text!r}", "write it relative to the work tree, as in deploy/")
+        directory = text.endswith("/")
+        parts = text.removesuffix("/").split("/")
+        if "" in parts or "." in parts or ".." in parts:
+            raise TreePatternError("got an empty part or a dot part", "write names with single slashes between")
+        if len(parts) > MAX_PARTS:
+            raise TreePatternError(f"got {len(parts)} parts, expected at most {MAX_PARTS}")
+        if any("**" in part and part != "**" for part in parts):
+            raise TreePatternError('"**" is a whole part', 'write "a/**/b", or "*" within a name')
+        if all(not part.strip("*") for part in parts):
+            raise TreePatternError("would mean the whole tree", "name what is meant")
+        return cls(
+            text=text,
+            parts=tuple(parts),
+            anchored=len(parts) > 1,
+            directory=directory,
+            literal=not _WILD.search(text),
+        )
+
+    @property
+    def path(self) -> str:
+        """Without the slash at the end; of a literal pattern the path from the root that it names first."""
+        return "/".join(self.parts)
+
+    def regex(self) -> str:
+        """A regular expression for whole relative paths, without anchors."""
+        out = "" if self.anchored else "(?:.*/)?"
+        for number, part in enumerate(self.parts):
+            last = number == len(self.parts) - 1
+            if part == "**":
+                out += ".+" if last else "(?:[^/]+/)*"
+            else:
+                out += "".join(_WORD.get(char) or re.escape(char) for char in part) + ("" if last else "/")
+        return out
+
+
+_WORD = {"*": "[^/]*", "?": "[^/]"}
+
+
+def union(patterns: Sequence[TreePattern]) -> re.Pattern[str] | None:
+    """One expression for whole relative paths that any of them means; None where there is none."""
+    return re.compile("|".join(f"(?:{p.regex()})" for p in patterns), re.DOTALL) if patterns else None
