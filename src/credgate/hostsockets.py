@@ -59,12 +59,11 @@ def first_bound(trees: Sequence[str], visit: Visit | None = None) -> str:
 
 def socket_files(trees: Sequence[str], visit: Visit | None = None) -> Iterator[str]:
     """Every socket file of these trees, those of mounts below included. Raises WalkError beyond the bounds."""
-    for directory, entries in walk(trees):
+    for directory, directories, others in walk(trees):
         if visit is not None:
-            visit(directory, entries)
-        for entry in entries:
-            plain = entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False) or entry.is_symlink()
-            if not plain and _is_socket(entry):
+            visit(directory, directories, others)
+        for entry in others:
+            if not (entry.is_file(follow_symlinks=False) or entry.is_symlink()) and _is_socket(entry):
                 yield entry.path
 
 

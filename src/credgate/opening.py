@@ -6,6 +6,7 @@ import secrets
 import socket
 from dataclasses import replace
 
+from credgate import protect
 from credgate.command import CommandError
 from credgate.limits import RunLimits, base_for, held_by, sums
 from credgate.parts import Parts, Refusal
@@ -142,6 +143,8 @@ async def _session(
         policy_sha256=policy.sha256,
         seccomp_sha256=filter_of(role).sha256,
         limits=list(held_by(base)),
+        hidden=protect.named(look, spec.protected)[0],
+        protected=len(spec.protected.islands),
         switches=list(role.switches()) or None,
         registries=list(policy.registries()) or None,
     )

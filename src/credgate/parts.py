@@ -1,6 +1,7 @@
 """What sessions are made of and what they say: the daemon's parts, how a jail ended, the words of a refusal."""
 
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from credgate.errors import CredgateError
@@ -56,8 +57,13 @@ class Ending:
     filter_kills: int | None = None  # as pid 1 counted them; None where it could not say
 
 
-def record_end(ledger: Ledger, run: Run, ending: Ending, seen: Evidence) -> None:
-    """The last lines of a run: what it tried outside its route, where it did, and how it ended. Raises LedgerError."""
+def record_end(
+    ledger: Ledger, run: Run, ending: Ending, seen: Evidence, files: Mapping[str, object] | None = None
+) -> None:
+    """The last lines of a run: what it tried outside its route, where it did, and how it ended. Raises LedgerError.
+
+    files: of what it left behind, as exitreport.fields gives them.
+    """
     counted = {name: str(count) for name, count in seen.attempts().items()}
     if seen.off_route or counted or seen.filter_kills:
         ledger.append(
@@ -68,9 +74,8 @@ def record_end(ledger: Ledger, run: Run, ending: Ending, seen: Evidence) -> None
             filter_kills=seen.filter_kills,
             detail=seen.sentence(),
         )
-    ledger.append(
-        "run.end", run=run.id, role=run.role, status=ending.status, reason=ending.reason, count=seen.off_route
-    )
+    ended = {"role": run.role, "status": ending.status, "reason": ending.reason, "count": seen.off_route}
+    ledger.append("run.end", run=run.id, **ended, **(files or {}))
 
 
 def channel() -> tuple[Peer, socket.socket]:

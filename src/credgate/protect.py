@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from credgate.errors import CredgateError
+from credgate.text import cut, some
 from credgate.treelook import TreeLook, relative
 from credgate.treewalk import walk
 from jail.plan import Hidden, Protection, under
@@ -23,10 +24,12 @@ from rules.treenames import TreePattern
 
 MOST = 2000  # mount points that islands, pins and hidden files of one run may take
 CONFIG = 1 << 20  # bytes of a git configuration that are read
+STEPS = 256  # names and links of one path, as the kernel bounds the latter to 40
 DEPTH = 10  # of includes, as git has it
 NOTHING = "\n"  # a configuration that says nothing
 COMMONDIR = ".\n"  # gitrepository-layout(5): the git directory itself
 REFUSED = 125
+LONGEST = 300  # bytes of a name in the banner
 _AT_ROOT = 64  # entries of one island directory that are looked at for second names
 
 
@@ -47,20 +50,35 @@ class _Found:
     reserved: dict[str, str] = field(default_factory=dict)  # path: content of a file, "" for a directory
 
     def add(self, path: str) -> None:
-        """Hold what is at `path`; where that passes a link, the link and what it leads to in the tree."""
-        current = self.tree
-        parts = Path(path).relative_to(self.tree).parts
-        for number, part in enumerate(parts):
-            current = f"{current.rstrip('/')}/{part}"
-            if os.path.islink(current):  # noqa: PTH114 - surrogates
-                self.islands[current] = None
-                real = os.path.realpath(current)
-                if under(real, self.tree) and real != self.tree and os.path.lexists(real):
-                    self.add("/".join((real, *parts[number + 1 :])))
+        """Hold what is at `path`; where that passes a link, the link, and what it leads to in the tree."""
+        current, todo = self.tree, list(Path(path).relative_to(self.tree).parts)
+        for _ in range(STEPS):
+            if not todo:
                 return
-            if not os.path.lexists(current):
+            part = todo.pop(0)
+            following = os.path.normpath(f"{current}/{part}")  # of "..": `current` passes no link
+            if not under(following, self.tree):
+                self._back_in(following, todo)
                 return
-            (self.islands if number == len(parts) - 1 else self.pins)[current] = None
+            if os.path.islink(following):  # noqa: PTH114 - surrogates
+                self.islands[following] = None
+                target = os.readlink(following)
+                if target.startswith("/"):
+                    self._back_in(target, todo)
+                    return
+                todo = target.split("/") + todo
+            elif os.path.lexists(following):
+                if following != self.tree:
+                    (self.pins if any(todo) else self.islands)[following] = None
+                current = following
+            else:
+                return
+
+    def _back_in(self, path: str, todo: list[str]) -> None:
+        """A way that leads out of the tree may lead in again; of what is outside nothing can be changed by the jail."""
+        real = os.path.realpath("/".join((path, *todo)))
+        if under(real, self.tree) and real != self.tree and not os.path.islink(real):  # noqa: PTH114 - a loop is one
+            self.add(real)
 
     def reserve(self, path: str, content: str = "") -> None:
         """Have a directory (or a file with this content) made at `path`, and hold it."""
@@ -74,6 +92,11 @@ class _Found:
         self.add_pins(parent)
         self.reserved[path] = content
         self.islands[path] = None
+
+    def hold(self, link: str) -> None:
+        """Hold a link alone: what it leads to has to stay writable (a git directory)."""
+        self.islands[link] = None
+        self.add_pins(os.path.dirname(link))  # noqa: PTH120
 
     def add_pins(self, directory: str) -> None:
         """Hold every directory from the tree down to this one."""
@@ -102,8 +125,10 @@ def _islands(found: _Found, look: TreeLook, role: Role, home: str) -> None:
     linked = (f"{directory}/{name}" for directory in look.linked for name in LINKED)
     # A .git that is no repository yet can be made one by whoever writes there; what it has by now is held.
     begun = (f"{root}/.git/{name}" for root in look.repositories for name in GIT)
-    for path in (*linked, *begun, *look.links, *look.readonly, *_led_to(look, home)):
+    for path in (*linked, *begun, *look.readonly, *_led_to(look, home)):
         found.add(path)
+    for path in look.links:
+        found.hold(path) if os.path.isdir(path) else found.add(path)  # noqa: PTH112 - surrogates
     if os.access(look.tree, os.W_OK):
         _reserve(found, look.tree, role)
 
@@ -198,8 +223,8 @@ def _second_names(found: _Found, hidden: dict[str, bool]) -> None:
     if not singles and not veiled:
         return
     inodes = {number for _, number in (*singles, *veiled)}
-    for directory, entries in walk([found.tree]):
-        for entry in entries:
+    for directory, _, others in walk([found.tree]):
+        for entry in others:
             if entry.inode() in inodes and entry.is_file(follow_symlinks=False):
                 facts = entry.stat(follow_symlinks=False)
                 key = (facts.st_dev, facts.st_ino)
@@ -284,3 +309,10 @@ def named(look: TreeLook, protected: Protection) -> tuple[list[str], list[str]]:
     """For people: relative paths of what is hidden, and of what is named like a secret and stays visible."""
     hidden = [relative(look.tree, h.path) + ("/" if h.directory else "") for h in protected.hidden]
     return hidden, [relative(look.tree, path) for path in look.told]
+
+
+def banner(look: TreeLook, protected: Protection) -> str:
+    """What of the work tree is hidden, and what looks like a secret and is not; "" for neither."""
+    hidden, told = ([cut(name, LONGEST) for name in names] for names in named(look, protected))
+    said = f"hidden: {some(hidden)}, " if hidden else ""
+    return said + (f"perhaps secret and not hidden: {some(told)}, " if told else "")

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from credgate import hostlimits, proof
+from credgate import exitreport, hostlimits, proof
 from credgate.alarms import Alarms
 from credgate.errors import CredgateError
 from credgate.evidence import Evidence
@@ -24,6 +24,7 @@ from credgate.mountwatch import MountWatch
 from credgate.parts import REFUSED, Ending, Parts, Refusal, channel, failure, record_end, refused
 from credgate.peer import Peer, wake
 from credgate.policyfile import Effective
+from credgate.protect import banner
 from credgate.runs import Listener, Run
 from credgate.stand import inside, limits_of, words
 from credgate.treelook import TreeLook
@@ -236,6 +237,7 @@ class Session:
                 "guards": len(self.guards),
                 "limits": self.limits.base.name if self.limits.base else "pid 1's sums",
                 "opened": "".join(f"{switch} ON, " for switch in self.switches()),
+                "files": banner(self.look, self.spec.protected),
                 "endpoints": len(self.run.policy.endpoints_of(self.run.role)),
             }
         )
@@ -368,19 +370,21 @@ class Session:
         with self._going_on("take the names back"):
             await self.parts.resolver.remove(self.run.id)
         seen = await self.evidence(ending)
+        with self._going_on("remove what was made in the work tree"):
+            self.parts.reserved.drop(self.run.id)
+        changed = self.ready and self.spec.workdir_write
+        left = await asyncio.to_thread(exitreport.exit_report, self.look) if changed else None
         with self._going_on("record the end"):
-            record_end(self.parts.ledger, self.run, ending, seen)
+            record_end(self.parts.ledger, self.run, ending, seen, exitreport.fields(left))
         self.berth.close()
         if self.listener is not None:
             self.listener.close()
             with self._going_on("remove the socket for children"):
                 os.unlink(self.spec.children)  # noqa: PTH108 - surrogates
-        with self._going_on("remove what was made in the work tree"):
-            self.parts.reserved.drop(self.run.id)
         with self._going_on("end the berth"):
             await asyncio.to_thread(self.parts.keeper.release, self.berth.id)
         self.parts.claims.drop(self.run.id)
-        await self._tell_end(ending, seen)
+        await self._tell_end(ending, seen, left)
         self.peer.close()
 
     @contextlib.contextmanager
@@ -401,8 +405,10 @@ class Session:
         kills = None if ending is None else ending.filter_kills
         return Evidence(off_route=off_route, counters=counters, filter_kills=kills)
 
-    async def _tell_end(self, ending: Ending, seen: Evidence) -> None:
+    async def _tell_end(self, ending: Ending, seen: Evidence, left: exitreport.ExitReport | None) -> None:
         body = {"ev": "ended", "run": self.run.id, "status": ending.status, "reason": ending.reason}
+        if left is not None:
+            body |= {"files": left.to_json(), "left": left.sentences()}
         told = {"requests": self.run.requests(), "seen": seen.sentence(), **seen.to_json()}
         await self._tell(body | told)
 

@@ -1,5 +1,9 @@
 """Text that others wrote, made harmless for a terminal and for a log."""
 
+from collections.abc import Sequence
+
+SHOWN = 5  # names of a list in one line
+
 # Cc: C0, C1, DEL. Cf: bidi overrides, zero-width, soft hyphen. Cs: lone surrogates, which UTF-8 can't hold.
 # Zl and Zp end a line for some readers. Co and Cn: glyphs that nobody can compare.
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp", "Co", "Cn"})
@@ -18,3 +22,22 @@ def escape(text: str) -> str:
     import unicodedata  # noqa: PLC0415  a library of its own, and `credgate run` starts without needing it
 
     return "".join(_escaped(c) if unicodedata.category(c) in _UNSAFE else c for c in text)
+
+
+def cut(text: str, most: int) -> str:
+    """The text, or its beginning where it would take more than `most` bytes in JSON; then it says so."""
+    if len(text) * 12 <= most:  # a pair of surrogates is the dearest character
+        return text
+    import json  # noqa: PLC0415 - likewise
+
+    kept = text
+    while len(json.dumps(kept)) > most:
+        kept = kept[: len(kept) * 3 // 4]
+    return kept if kept == text else f"{kept}~cut"
+
+
+def some(names: Sequence[str], count: int = -1) -> str:
+    """The first names of a list for one line, and how many more there are of `count` (default: of the list)."""
+    shown = names[:SHOWN]
+    rest = (len(names) if count < 0 else count) - len(shown)
+    return ", ".join(shown) + (f" and {rest} more" if rest else "")

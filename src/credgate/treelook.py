@@ -45,38 +45,45 @@ class TreeLook:
         self._hiding = Hiding.of(role.hide, role.show)
         self._readonly = _patterns(role.readonly)
 
-    def visit(self, directory: str, entries: list[Entry]) -> None:
-        """Take one directory of a walk; one outside of the tree is passed over."""
+    def visit(self, directory: str, directories: list[Entry], others: list[Entry]) -> None:
+        """Take one directory of a walk; one outside of the tree is passed over. Costs part of every launch."""
         if directory != self.tree and not directory.startswith(self._below):
             return
         folder = directory[len(self._below) :]
-        inside_git = ".git" in folder.split("/")
-        names = {entry.name for entry in entries}
-        if not _MARKS.isdisjoint(names):
-            self._marked(directory, names, entries)
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                self._directory(folder, entry)
-            elif not inside_git:
+        hiding = self._hiding.within(folder)
+        marks = []
+        for entry in others:
+            name = entry.name
+            if name in _MARKS:
+                marks.append(name)
+            if hiding and hiding(name):
                 self._file(folder, entry)
+        for entry in directories:
+            self._directory(folder, entry)
+            if entry.name in _MARKS:
+                marks.append(entry.name)
+        if marks:
+            self._marked(directory, marks, directories)
         if self._readonly is not None:
-            self._match(folder, entries)
+            self._match(folder, directories, others)
 
-    def _marked(self, directory: str, names: set[str], entries: list[Entry]) -> None:
-        if not names.isdisjoint((".git", ".hg", ".jj")):
+    def _marked(self, directory: str, marks: list[str], directories: list[Entry]) -> None:
+        below = {entry.name for entry in directories}
+        if not {".git", ".hg", ".jj"}.isdisjoint(marks):
             self.repositories.append(directory)
-        if names >= {"HEAD", "objects", "refs"}:
+        if "HEAD" in marks and below >= {"objects", "refs"}:
             self.git.append(directory)
-        elif names >= {"HEAD", "commondir"}:
+        elif "HEAD" in marks and "commondir" in marks:
             self.linked.append(directory)
-        self.links += [e.path for e in entries if e.name == ".git" and not e.is_dir(follow_symlinks=False)]
+        if ".git" in marks and ".git" not in below:
+            self.links.append(f"{directory.rstrip('/')}/.git")
 
     def _directory(self, folder: str, entry: Entry) -> None:
         if len(self.places) < DIRECTORIES:
             self.places[entry.path] = entry.inode()
         else:
             self.whole = False
-        if self._hiding.directory(f"{folder}/{entry.name}" if folder else entry.name):
+        if self._hiding.more_directories and self._hiding.directory(f"{folder}/{entry.name}" if folder else entry.name):
             self.hidden.append((entry.path, True))
 
     def _file(self, folder: str, entry: Entry) -> None:
@@ -88,10 +95,10 @@ class TreeLook:
             case Kind.TOLD:
                 self.told.append(entry.path)
 
-    def _match(self, folder: str, entries: list[Entry]) -> None:
+    def _match(self, folder: str, directories: list[Entry], others: list[Entry]) -> None:
         if self._readonly is None:
             return
-        for entry in entries:
+        for entry in (*directories, *others):
             found = self._readonly.fullmatch(f"{folder}/{entry.name}" if folder else entry.name)
             if found and (found.lastgroup != "directories" or entry.is_dir(follow_symlinks=False)):
                 self.readonly.append(entry.path)

@@ -12,7 +12,9 @@ SECONDS = 30.0  # for one look at all of them
 REFUSED = 125
 
 type Entry = "os.DirEntry[str]"
-type Visit = Callable[[str, list[Entry]], object]  # a directory's path and what is in it
+# A directory's path, the directories in it, and what else is in it.
+type Seen = tuple[str, list[Entry], list[Entry]]
+type Visit = Callable[[str, list[Entry], list[Entry]], object]
 
 
 class WalkError(CredgateError):
@@ -22,8 +24,8 @@ class WalkError(CredgateError):
         super().__init__(code, detail, hint, REFUSED)
 
 
-def walk(trees: Sequence[str], *, passed: Callable[[str], bool] | None = None) -> Iterator[tuple[str, list[Entry]]]:
-    """Each directory with its entries, those of mounts below included; links are not followed.
+def walk(trees: Sequence[str], *, passed: Callable[[str], bool] | None = None) -> Iterator[Seen]:
+    """Each directory with what is in it, those of mounts below included; links are not followed.
 
     passed: directories that are left out, by their path. Raises WalkError beyond the bounds.
     """
@@ -31,11 +33,13 @@ def walk(trees: Sequence[str], *, passed: Callable[[str], bool] | None = None) -
     todo = list(trees)
     while todo:
         directory = todo.pop()
-        entries = _entries(directory)
-        left -= len(entries)
-        yield directory, entries
-        below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-        todo += below if passed is None else [path for path in below if not passed(path)]
+        directories: list[Entry] = []
+        others: list[Entry] = []
+        for entry in _entries(directory):
+            (directories if entry.is_dir(follow_symlinks=False) else others).append(entry)
+        left -= len(directories) + len(others)
+        yield directory, directories, others
+        todo += [entry.path for entry in directories if passed is None or not passed(entry.path)]
         if left < 0 or time.monotonic() > until:
             raise WalkError(
                 "tree_too_large",

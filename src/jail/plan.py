@@ -68,7 +68,7 @@ PROC_MASKED_MORE = ("kpageflags", "kpagecgroup", "vmallocinfo", "mtrr")
 PROC_READ_ONLY = ("sys", "bus", "fs", "irq", "acpi", "scsi", "driver", "asound", "tty")
 
 IGNORE_AT = "/etc/credgate/gitignore"
-CANARY_AT = "/run/credgate/hidden"
+CANARY_AT = "/etc/credgate/canary"
 CHILDREN_AT = "/run/credgate/children"
 CLIENT_AT = "/run/credgate/credgate-child"
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -92,7 +92,7 @@ class SystemEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hidden:
-    """A file or directory that is covered. A file's cover has its size and time (ns): git knows it unchanged by them."""
+    """What is covered. A file's cover has the file's size and time (ns), by which git takes it for unchanged."""
 
     path: str
     directory: bool = False

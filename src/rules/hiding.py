@@ -5,7 +5,7 @@ directory.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -74,6 +74,27 @@ _ONE, _HIDDEN, _TOLD = _any(HIDDEN, KEYLIKE, TOLD), _any(HIDDEN), _any(TOLD)
 _BELOW = {folder: re.compile(pattern, re.DOTALL) for folder, pattern in BELOW}
 
 
+# A name that begins or ends with none of these, and has none of these words in it, is of no table: asked of every file
+# of a work tree, where one look by all expressions would cost ten times as much.
+_BEGINS = (".", "_netrc", "id_")
+_WORDS = ("secret", "credential", "service", "kubeconfig", "auth.json", "wp-config", "database.", "settings.local")
+_ENDS = frozenset(
+    (
+        *("env", "pem", "key", "p8", "pk8", "p12", "pfx", "jks", "keystore", "bks", "ppk", "kdbx", "keytab"),
+        *("kubeconfig", "tfstate", "backup", "tfvars", "rc", "conf", "ini"),
+    )
+)
+
+
+def _perhaps(name: str) -> bool:
+    low = name.lower()
+    return low.startswith(_BEGINS) or low.rpartition(".")[2] in _ENDS or any(word in low for word in _WORDS)
+
+
+def _always(_name: str) -> bool:
+    return True
+
+
 class Kind(StrEnum):
     """What a file's name says of it."""
 
@@ -100,6 +121,13 @@ class Hiding:
             shown=frozenset(TreePattern.parse(text).path for text in show),
         )
 
+    def within(self, folder: str) -> Callable[[str], bool] | None:
+        """A quick look for the files of one directory: what it says no to, `file` says None to. None: no to all."""
+        if self.more is not None or folder.rpartition("/")[2] in _BELOW:
+            return _always
+        parts = folder.split("/")
+        return None if ".git" in parts or not DEPENDENCIES.isdisjoint(parts) else _perhaps
+
     def file(self, folder: str, name: str) -> Kind | None:
         """Judge a file by its relative path's directory ("" at the root) and its name; None: nothing of it."""
         kind = _builtin(folder, name.lower())
@@ -117,10 +145,11 @@ class Hiding:
 
 
 def _builtin(folder: str, name: str) -> Kind | None:
-    parent = folder.rpartition("/")[2]
+    parts = folder.split("/")
+    parent = parts[-1]
     if parent in _BELOW and _BELOW[parent].fullmatch(name):
         return Kind.HIDDEN
-    if not _ONE.fullmatch(name) or HARMLESS.fullmatch(name) or not DEPENDENCIES.isdisjoint(folder.split("/")):
+    if not _ONE.fullmatch(name) or HARMLESS.fullmatch(name) or ".git" in parts or not DEPENDENCIES.isdisjoint(parts):
         return None
     if _STORES.fullmatch(name) or _HIDDEN.fullmatch(name):
         return Kind.HIDDEN

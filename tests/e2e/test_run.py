@@ -127,7 +127,7 @@ def test_status_lines(site: Site) -> None:
     assert status == 3
     assert set(ready) == {"event", "run", "pid", "proof", "gateway", "ledger"}
     assert (ready["event"], ready["gateway"], ready["ledger"]) == ("ready", "10.213.0.1", str(site.state / "ledger"))
-    counted = {"requests", "off_route", "counters", "filter_kills"}
+    counted = {"requests", "off_route", "counters", "filter_kills", "files"}
     assert set(ended) == {"event", "run", "status", "reason", *counted}
     assert (ended["event"], ended["run"], ended["status"]) == ("exit", ready["run"], 3)
     assert (ended["reason"], ended["requests"], ended["off_route"]) == ("exited", {"allow": 0, "deny": 0}, 0)

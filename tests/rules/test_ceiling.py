@@ -206,6 +206,7 @@ WIDER: dict[str, tuple[str, str, str]] = {
         '[proxy.p]\nhost = "p.example.org"\nport = 1\n[endpoint.site]\nproxy = "p"',
         "endpoint.site.proxy",
     ),
+    "show": ('env = ["TERM"]', 'env = ["TERM"]\nshow = [".env"]', "role.dev.show"),
     "publish": ('env = ["TERM"]', 'env = ["TERM"]\npublish = [3000]', "role.dev.publish"),
     "source": ('"keyring:credgate/github"', '"env:HOME"', "binding.github.secret"),
     "place": ('"header:authorization"', '"header:x-api-key"', "binding.github.place binding.github.format"),
@@ -412,3 +413,12 @@ def test_a_secret_in_the_path_stays_in_the_segment_that_the_ceiling_says() -> No
     renamed = inside.replace("path:token", "path:key").replace("{token}", "{key}")
     assert above(renamed, ceiling) == {"binding.github.place", "binding.github.rules"}
     assert above(POLICY, ceiling) >= {"binding.github.place"}
+
+
+def test_what_the_ceiling_protects_and_hides_is_added_and_what_it_shows_may_be_shown() -> None:
+    more = 'env = ["TERM", "LANG"]\nreadonly = ["deploy/"]\nhide = ["*.sqlite"]\nshow = [".env", "a/.env"]'
+    mine = 'env = ["TERM"]\nreadonly = ["infra/"]\nhide = ["*.p12x"]\nshow = [".env"]'
+    role = under(POLICY.replace('env = ["TERM"]', mine), CEILING.replace('env = ["TERM", "LANG"]', more)).roles["dev"]
+    assert role.readonly == ("infra/", "deploy/")
+    assert role.hide == ("*.p12x", "*.sqlite")
+    assert role.show == (".env",)

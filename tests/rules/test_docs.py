@@ -106,6 +106,9 @@ placeholder = {{ env = "T", shape = {shape} }}
 [role.r]
 env = [{env}]
 tools = [{tools}]
+readonly = [{readonly}]
+hide = [{hide}]
+show = [{show}]
 deadline = {deadline}
 limits = {{ memory = {memory} }}
 """
@@ -121,6 +124,9 @@ GOOD = {
     "shape": "x{36}",
     "env": "TERM",
     "tools": "/opt/tools",
+    "readonly": "deploy/",
+    "hide": "*.p12",
+    "show": ".env",
     "deadline": "1h",
     "memory": "1GiB",
 }

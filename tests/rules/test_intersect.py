@@ -74,6 +74,9 @@ def a_role(name: str) -> st.SearchStrategy[Role]:
         tools=st.lists(st.sampled_from(["/a", "/a/b", "/a/b/c", "/ab", "~/x"]), **some).map(tuple),
         read=st.lists(st.sampled_from(["/a", "/a/b", "/d"]), **some).map(tuple),
         env=st.lists(st.sampled_from(["TERM", "LANG", "X"]), **some).map(tuple),
+        readonly=st.lists(st.sampled_from(["a/", "b"]), **some).map(tuple),
+        hide=st.lists(st.sampled_from(["*.x", "y"]), **some).map(tuple),
+        show=st.lists(st.sampled_from([".env", "a/.env"]), **some).map(tuple),
         allow_debug=st.booleans(),
         allow_userns=st.booleans(),
         children=st.just(("parent", "child", "grandchild")),
@@ -160,6 +163,9 @@ def test_every_other_right_is_in_both(policy) -> None:
         assert reached <= {e.name for e in policy.endpoints_of(role.name)}
         assert set(got.bindings) <= set(role.bindings)
         assert set(got.env) <= set(role.env)
+        assert set(got.show) <= set(role.show)
+        assert set(got.readonly) >= set(role.readonly)  # these close
+        assert set(got.hide) >= set(role.hide)
         assert got.publish == ()  # a child run has none
         assert inside(got.tools, role.tools)
         assert inside(got.read, role.read)
@@ -181,7 +187,8 @@ def vars_of(policy: Policy) -> dict[str, object]:
 def test_every_field_of_a_role_is_thought_of() -> None:
     """A right that is added to Role and forgotten in intersect fails here: it has to be one of these."""
     known = "name bindings endpoints workdir tools read env allow_debug allow_userns children deadline limits within"
-    assert {f.name for f in fields(Role)} == {*known.split(), "budget", "on_alarm", "publish", "route"}
+    more = "budget on_alarm publish route readonly hide show"
+    assert {f.name for f in fields(Role)} == {*known.split(), *more.split()}
 
 
 def test_least_takes_each_bound() -> None:

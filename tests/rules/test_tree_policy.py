@@ -18,6 +18,8 @@ endpoints = ["e"]
 workdir = "write"
 env = ["TERM"]
 deadline = "1h"
+readonly = ["deploy/"]
+hide = ["*.x"]
 """
 ROLE = "[role.r]\n"
 BINDING = (
@@ -40,6 +42,7 @@ def test_what_reaches_for_nothing_of_the_user_passes() -> None:
         (HARMLESS.replace('"93.184.215.14"', '"10.0.0.0/8"'), ["endpoint.e.address"]),
         (HARMLESS + 'read = ["~/.ssh/config"]\n', ["role.r.read"]),
         (HARMLESS + 'tools = ["~/bin"]\n', ["role.r.tools"]),
+        (HARMLESS + 'show = [".env"]\n', ["role.r.show"]),
         (HARMLESS + "publish = [3000]\n", ["role.r.publish"]),
         (HARMLESS.replace("[endpoint.e]", '[proxy.p]\nhost = "p.example.org"\nport = 1\n[endpoint.e]'), ["proxy.p"]),
         (HARMLESS + "allow_debug = true\n", ["role.r.allow_debug"]),

@@ -329,7 +329,7 @@ class Launch:
         if not self.options.quiet:
             line = (
                 f"credgate: role {body['role']}, {body['guards']} guards shown, {body['endpoints']} endpoints, "
-                f"limits by {body['limits']}, {body['opened']}"
+                f"limits by {body['limits']}, {body['opened']}{escape(str(body['files']))}"
                 f"run {body['run']}, ledger {escape(str(body['ledger']))}"
             )
             end = "\r\n" if 2 in self.ttys else "\n"  # the relay has the terminal in raw mode
@@ -365,7 +365,7 @@ class Launch:
             status, reason = int(str(self.ended["status"])), str(self.ended["reason"])
         if self.ready:
             # null where it could not be read, or the daemon is gone: that is not zero
-            keys = ("off_route", "counters", "filter_kills")
+            keys = ("off_route", "counters", "filter_kills", "files")
             counts = {"requests": self.ended.get("requests", {}), **{key: self.ended.get(key) for key in keys}}
             self._write_status({"event": "exit", "run": self.id, "status": status, "reason": reason} | counts)
         if self.ended and reason not in ("exited", "signaled"):
@@ -379,6 +379,9 @@ class Launch:
             return
         allowed, denied = requests.get("allow"), requests.get("deny")
         _say(f"credgate: run {self.id}: {allowed} requests allowed, {denied} refused; {self.ended.get('seen')}\n")
+        left = self.ended.get("left")
+        for line in left if isinstance(left, list) else ():
+            _say(f"credgate: {escape(str(line))}\n")
 
     def _write_status(self, body: fdpass.Json) -> None:
         if self.options.status_fd >= 0:

@@ -88,6 +88,7 @@ FIELDS: Mapping[str, Kind] = {
     "filter_kills": Number(),  # of off_route: processes that SIGSYS ended and pid 1 reaped
     "frontier": Texts(count=48, cap=44),  # of checkpoint: roots of the complete subtrees so far, base64
     "guards": Texts(count=104, cap=36),  # of proof: "GUARD=STATE"
+    "hidden": Texts(count=12, cap=96),  # of run.start: files of the work tree that the jail can't see
     "host": Text(cap=320),
     "http_version": Text(cap=32),
     "ids": Pairs(count=20, cap=256),  # by header name: of intent those we sent, of outcome the target's own
@@ -109,6 +110,7 @@ FIELDS: Mapping[str, Kind] = {
     "program_sha256": Text(),
     "program_version": Text(),
     "proof": Text(),
+    "protected": Number(),  # of run.start: islands in the work tree
     "pubkey": Text(),  # of checkpoint and key_change: the key that signs from here on, base64
     "qtype": Text(cap=32),
     "query_names": Texts(count=32, cap=64),
@@ -121,6 +123,10 @@ FIELDS: Mapping[str, Kind] = {
     "route": Text(cap=256),  # of an endpoint with several targets: "WORD: RULE" of the one that it was sent to
     "rule": Text(cap=256),
     "run": Text(),
+    "runs_asked": Texts(count=12, cap=96),  # of run.end: new or changed files that the host executes when asked
+    "runs_asked_count": Number(),
+    "runs_unasked": Texts(count=12, cap=96),  # of run.end: those that it executes unasked
+    "runs_unasked_count": Number(),
     "scheme": Text(cap=16),
     "seccomp_sha256": Text(),  # of run.start: the filter's bytes
     "secret": Text(),  # its name
