@@ -15,7 +15,7 @@ from credgate.errors import CredgateError
 from credgate.text import escape
 
 VERSION = 1
-MAX_LINE = 32 * 1024  # bytes with the newline: one write(2), and no reader splits it
+MAX_LINE = 48 * 1024  # bytes with the newline: one write(2), and no reader splits it
 MAX_INT = 2**63 - 1
 _SHORT_CAP = 32  # below it only the digest of a cut value has room
 
