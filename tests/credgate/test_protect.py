@@ -140,7 +140,7 @@ def test_links_are_held_and_so_is_what_they_lead_to_in_the_tree(world: World) ->
     (world.tree / ".claude").symlink_to("one/../one")  # each link on the way
     (world.tree / "one").symlink_to("two")
     (world.tree / "two").symlink_to(world.tree / "there")
-    (world.tree / ".codex").symlink_to("../work/there")  # out and in again
+    (world.tree / ".codex").symlink_to(f"../{world.tree.name}/there")  # out and in again
     (world.tree / "there").mkdir()
     found = world.found()
     islands = world.names(found.islands)

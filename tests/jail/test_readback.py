@@ -218,9 +218,9 @@ def test_mounts_writable_only_where_planned() -> None:
     assert isinstance(SHOWN.mounts, tuple)
     assert named(PLANNED, replace(SHOWN, mounts=(*SHOWN.mounts, extra))) == {"mounts./etc"}
     assert named(PLANNED, replace(SHOWN, mounts=())) == {"mounts./"}
-    held = replace(PLANNED, mounted=frozenset({"/work/.git/hooks"}))
-    assert named(held, SHOWN) == {"mounts./work/.git/hooks"}
-    there = Mount(at="/work/.git/hooks", root="/", options=frozenset({"ro"}), kind="ext4")
+    held = replace(PLANNED, mounted=frozenset({"/t/.git/hooks"}))
+    assert named(held, SHOWN) == {"mounts./t/.git/hooks"}
+    there = Mount(at="/t/.git/hooks", root="/", options=frozenset({"ro"}), kind="ext4")
     assert named(held, replace(SHOWN, mounts=(*SHOWN.mounts, there))) == set()  # control
 
 
