@@ -9,7 +9,7 @@ from credgate.children import rights_of
 from credgate.errors import CredgateError
 from credgate.policyfile import CEILING, Effective, asked_by, check_tree, effective, inside, open_policy
 from credgate.policytrust import check_trusted
-from credgate.roleneeds import extra_ports
+from credgate.roleneeds import extra_ports, refresh_placeholders
 from credgate.session import Session
 from jail import fdpass
 from resolver.errors import ResolverError
@@ -152,6 +152,7 @@ def _later(session: Session, policy: Policy) -> Iterator[str]:
         before = run.policy.bindings.get(name)
         if placeholder is not None and (before is None or before.placeholder != placeholder):
             yield f"placeholder of {name}"
+    yield from (f"placeholder of {key}" for key in refresh_placeholders(policy, run.role) - run.decoys.keys())
 
 
 async def _swap(session: Session, chosen: Effective) -> None:

@@ -35,6 +35,11 @@ def decoys_of(policy: Policy, role: str) -> dict[str, str]:
     return made
 
 
+def refresh_placeholders(policy: Policy, role: str) -> frozenset[str]:
+    """Keys of the decoys that stand for refresh tokens of a role's mints."""
+    return frozenset(decoy_key(mint.name) for mint in _refreshed(policy, role) if mint.placeholder is not None)
+
+
 def _refreshed(policy: Policy, role: str) -> list[OAuthRefresh]:
     """The mints of the role whose clients may refresh by themselves: their decoys are here, the tokens are not."""
     rules = (policy.secrets[policy.bindings[name].secret] for name in policy.roles[role].bindings)

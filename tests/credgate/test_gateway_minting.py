@@ -2,18 +2,25 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlencode
 
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
 from rules.mints import decoy_key
 from tests.credgate.gateway_rig import POLICY, Answer, Client, Rig, rig, server_tls
+from tests.credgate.h2_rig import H2Client
+from tests.credgate.test_upstream_proxy import Corporate
 from tests.targets.idp import Idp, Provider
 from tests.targets.pki import Authority as TargetCa
 
 HOST = "idp.good.test"
+KEY = rsa.generate_private_key(65537, 2048)
+PEM = KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
 DECOY, ACCESS_DECOY = "rt_decoydecoydecoydecoydecoydecoydecoy00", "at_decoydecoydecoydecoydecoydecoydecoy00"
 TEXT = """
 [secret.refresh]
@@ -47,14 +54,18 @@ placeholder = {{ env = "ACCESS_TOKEN", shape = "at_{{40}}" }}
 
 
 @asynccontextmanager
-async def site(tmp: Path) -> AsyncIterator[tuple[Rig, Provider]]:
+async def site(
+    tmp: Path, change: Callable[[str, int], str] = lambda text, _: text
+) -> AsyncIterator[tuple[Rig, Provider]]:
+    """`change` gets the policy and the provider's port."""
     ca = TargetCa(tmp, "targets")
-    idp = Idp(server_tls(ca, HOST), Provider())
+    idp = Idp(server_tls(ca, HOST), Provider(key=KEY.public_key()))
     text = (POLICY + TEXT.replace("PORT", str(idp.port))).replace('"swap", "h2"]', '"swap", "h2", "oauth"]')
+    text = change(text, idp.port)
     try:
         async with rig(tmp, policy=text, test_ca=ca) as r:
             r.run.decoys = {"oauth": ACCESS_DECOY, decoy_key("oauth"): DECOY}
-            r.vault.values["refresh"] = "refresh-0"
+            r.vault.values |= {"refresh": "refresh-0", "key": PEM}
             yield r, idp.provider
     finally:
         idp.stop()
@@ -175,5 +186,129 @@ def test_a_provider_that_refuses_is_a_refusal_with_a_reason(tmp_path: Path) -> N
             assert (answer.status, answer.code) == (403, "secret_unavailable")
             assert "invalid_grant" in r.records("deny")[0]["detail"]
             assert [a.path for a in provider.seen] == ["/oauth/token"]
+
+    asyncio.run(main())
+
+
+def test_a_decoy_is_worth_nothing_at_another_endpoint(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with site(tmp_path) as (r, provider):
+            client = await r.tunnel()
+            for decoy in (ACCESS_DECOY, DECOY):
+                answer = await client.get(host=f"api.good.test:{r.direct}", Authorization=f"Bearer {decoy}")
+                assert answer.code == "placeholder_misplaced"
+            assert provider.seen == []
+            assert r.good.seen == []
+
+    asyncio.run(main())
+
+
+GITHUB = """
+[secret.key]
+source = "keyring:credgate/key"
+[mint.app]
+type = "github-app"
+secret = "key"
+endpoint = "idp"
+app = "Iv1"
+installation = 42
+permissions = {{ issues = "read" }}
+[secret.app]
+source = "mint:app"
+[endpoint.hub]
+host = "idp.good.test"
+port = {direct}
+dial_port = PORT
+address = ["127.0.0.1"]
+ca = "{ca}"
+[[endpoint.hub.allow]]
+id = "issues"
+methods = ["GET"]
+paths = ["/issues"]
+[binding.app]
+secret = "app"
+endpoint = "hub"
+rules = ["issues"]
+place = "header:authorization"
+[role.dev]
+bindings = ["token", "app"]
+"""
+
+
+def test_a_token_of_a_run_ends_with_it(tmp_path: Path) -> None:
+    """The role reaches neither the mint's paths nor its endpoint: the call is the gateway's own."""
+
+    def only_github(text: str, port: int) -> str:
+        return (
+            text.partition("[role.dev]")[0]
+            + text.partition("[role.dev]")[2].partition("\n\n")[2]
+            + GITHUB.replace("PORT", str(port))
+        )
+
+    async def main() -> None:
+        async with site(tmp_path, only_github) as (r, provider):
+            client = await r.tunnel(HOST)
+            host = f"{HOST}:{r.direct}"
+            for _ in range(2):
+                assert (await client.get("/issues", host=host)).status == 200
+            minting = b"POST /app/installations/42/access_tokens HTTP/1.1\r\nContent-Length: 0\r\n"
+            assert (await client.ask(minting + f"Host: {host}\r\n\r\n".encode())).code == "no_rule"
+            (token,) = provider.living
+            await r.gateway.close("run-1")
+            assert provider.living == {}
+            assert [a.method for a in provider.seen] == ["POST", "GET", "GET", "DELETE"]
+            calls = r.records("mint")
+            assert [line.get("rule") for line in calls] == ["mint.app", None, "revoke.app", None]
+            assert [line.get("status") for line in calls] == [None, 201, None, 204]
+            assert token not in repr(r.records())
+            assert calls[1]["cred_fp"] == r.records("intent")[0]["cred_fp"]
+
+    asyncio.run(main())
+
+
+def test_http2(tmp_path: Path) -> None:
+    async def main() -> None:
+        def both(text: str, _: int) -> str:
+            return text.replace(f'host = "{HOST}"', f'host = "{HOST}"\nalpn = ["h2", "http/1.1"]')
+
+        async with site(tmp_path, both) as (r, provider):
+            opened = await r.tunnel(HOST, alpn=("h2", "http/1.1"))
+            client = H2Client(opened.reader, opened.writer)
+            authority = f"{HOST}:{r.direct}".encode()
+            head = [
+                (b":method", b"POST"),
+                (b":scheme", b"https"),
+                (b":authority", authority),
+                (b":path", b"/oauth/token"),
+            ]
+            answered = await client.ask(head, form(refresh_token=DECOY).encode())
+            assert answered.status == 200
+            assert json.loads(answered.body)["access_token"] == ACCESS_DECOY
+            refused = await client.ask(head, form(refresh_token="x").encode())
+            assert refused.status == 403
+            assert provider.seen == []
+
+    asyncio.run(main())
+
+
+def test_own_calls_go_through_the_endpoints_proxy(tmp_path: Path) -> None:
+    async def main() -> None:
+        proxy = Corporate()
+
+        def through(text: str, port: int) -> str:
+            proxy.to = port
+            table = (
+                f'[proxy.corp]\nhost = "proxy.good.test"\nport = {proxy.port}\naddress = ["127.0.0.1"]\n[endpoint.idp]'
+            )
+            dialled = f'dial_port = {port}\naddress = ["127.0.0.1"]'
+            return text.replace(dialled, f'dial_port = {port}\nproxy = "corp"').replace("[endpoint.idp]", table)
+
+        async with proxy.up(), site(tmp_path, through) as (r, _):
+            client = await r.tunnel(HOST)
+            answer = await client.get("/api", host=f"{HOST}:{r.direct}", Authorization=f"Bearer {ACCESS_DECOY}")
+            assert answer.status == 200
+            assert [head.split()[1] for head in proxy.heads] == [f"{HOST}:{proxy.to}".encode()] * 2
+            assert [line["pin"] for line in r.records("mint")] == ["proxy", "proxy"]
+            assert b"refresh-0" not in proxy.carried
 
     asyncio.run(main())

@@ -151,6 +151,12 @@ def test_a_token_that_does_not_rotate_is_left_where_it_is(site: Site) -> None:
         asyncio.run(main(rig))
 
 
+def test_an_answer_may_be_compressed(site: Site) -> None:
+    site.provider.gzip = True
+    with site.minting() as rig:
+        assert asyncio.run(rig.token()) in site.provider.living
+
+
 def test_the_client_shows_its_secret_as_the_policy_says(site: Site) -> None:
     basic = POLICY.replace('client_id = "me"', 'client_id = "a:b"\nclient_secret = "client"\nauth = "basic"')
     posted = POLICY.replace(

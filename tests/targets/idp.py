@@ -5,6 +5,7 @@ chain, as RFC 9700 2.2.2 wants it.
 """
 
 import base64
+import gzip
 import json
 import secrets
 import ssl
@@ -53,6 +54,7 @@ class Provider:
     permissions: dict[str, str] = field(default_factory=dict)  # GitHub: more than was asked
     fault: Callable[[], Reply | None] = lambda: None  # a reply in place of the right one
     hang: float = 0.0
+    gzip: bool = False  # compresses, asked or not
     seen: list[Asked] = field(default_factory=list)
     living: dict[str, float] = field(default_factory=dict)  # token: its end
     chain_over: bool = False
@@ -163,6 +165,9 @@ def _handler(provider: Provider) -> type[BaseHTTPRequestHandler]:
             time.sleep(provider.hang)
             data = b"" if document is None else json.dumps(document).encode()
             self.send_response(asked.status)
+            if provider.gzip:
+                data = gzip.compress(data)
+                self.send_header("content-encoding", "gzip")
             self.send_header("content-type", "application/json")
             self.send_header("x-request-id", f"idp-{len(provider.seen)}")
             if document is not None:

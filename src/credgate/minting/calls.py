@@ -12,6 +12,7 @@ from OpenSSL import SSL
 
 from credgate.errors import CredgateError
 from credgate.gateway.capture import Fingerprints, collect_ids
+from credgate.gateway.decoded import Undecodable, decoded
 from credgate.gateway.dial import DialError, Dialler, Streams
 from credgate.gateway.exchange import Target
 from credgate.gateway.framing import Counted, FramingError, UntilClose, response_body
@@ -265,12 +266,21 @@ async def _read(tls: _Tls, method: str) -> Answered:
         if size > MAX_ANSWER or (isinstance(body, Counted) and size + body.left > MAX_ANSWER):
             raise FramingError(f"an answer over {MAX_ANSWER} bytes")
         if body.done:
-            return Answered(status=head.status, fields=head.fields, body=b"".join(pieces))
+            return _whole(head, pieces)
         buffer = await tls.receive()
         if not buffer and isinstance(body, UntilClose):  # TLS said the end itself, so nobody cut it short
-            return Answered(status=head.status, fields=head.fields, body=b"".join(pieces))
+            return _whole(head, pieces)
         if not buffer:
             raise ConnectionResetError("the answer ended early")
+
+
+def _whole(head: ResponseHead, pieces: list[bytes]) -> Answered:
+    """Some servers compress what they were asked to leave as it is."""
+    try:
+        body = decoded(head.fields, b"".join(pieces), MAX_ANSWER)
+    except Undecodable as error:
+        raise FramingError(str(error)) from error
+    return Answered(status=head.status, fields=head.fields, body=body)
 
 
 async def _read_head(tls: _Tls, buffer: bytes) -> tuple[ResponseHead, bytes]:

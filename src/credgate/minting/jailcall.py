@@ -86,6 +86,8 @@ def _no(what: str) -> Deny:
 def _mint_at(run: Run, request: Request) -> OAuthRefresh | None:
     """The role's mint whose token endpoint this is, whether the role reaches that host otherwise or not."""
     policy = run.policy
+    if not policy.mints:  # for each request: most policies have none
+        return None
     for name in dict.fromkeys(policy.bindings[binding].secret for binding in run.role_rule.bindings):
         mint = mint_of(policy, policy.secrets[name])
         if not isinstance(mint, OAuthRefresh) or request.scheme != "https" or request.path != mint.path:
