@@ -32,6 +32,7 @@ class Reason(StrEnum):
     UPSTREAM_UNREACHABLE = "upstream_unreachable"  # 502
     UPSTREAM_TLS = "upstream_tls"  # 502: certificate wrong, no common protocol
     UPSTREAM_RESET = "upstream_reset"  # 502
+    UPSTREAM_RESENT = "upstream_resent"  # of an outcome alone: the request was sent once more, with its own intent
     UPSTREAM_INVALID = "upstream_invalid"  # 502: not parseable, truncated
     UPSTREAM_TIMEOUT = "upstream_timeout"  # 504
     RESPONSE_UNREADABLE = "response_unreadable"  # 502: can't be searched for secrets

@@ -8,6 +8,7 @@ from mitmproxy.proxy import commands, events, layer
 from mitmproxy.proxy.context import Context
 
 from credgate.gateway.cleaning import Unreadable
+from credgate.gateway.exchange import Exchange
 from credgate.gateway.framing import Chunked, Counted, FramingError, UntilClose, chunk, response_body, tokens
 from credgate.gateway.head import HeadError, ResponseHead, cut, parse_response_head
 from credgate.gateway.link import Link
@@ -279,8 +280,7 @@ class TargetSide(layer.Layer):
     def _ended(self, turn: Turn, link: Link) -> Commands:
         """The target closed its connection."""
         if turn.may_retry:
-            turn.retried, turn.head_sent, self._link = True, False, None
-            yield from self._open(turn)
+            yield from self._send_again(turn)
         elif turn.answer is None:
             yield from self._no_answer(turn, Reason.UPSTREAM_INVALID if turn.held else Reason.UPSTREAM_RESET)
         elif not isinstance(turn.answer, UntilClose):
@@ -299,6 +299,20 @@ class TargetSide(layer.Layer):
             yield from self._unreadable(turn, str(why))
         else:
             yield from self._done(turn)
+
+    def _send_again(self, turn: Turn) -> Commands:
+        """Have the request judged anew and sent on a new connection: the target may have had it twice, so each sending
+        has its own intent, tag and outcome.
+        """
+        self._steps.finish(self._state, turn.exchange, reason=Reason.UPSTREAM_RESENT)
+        before = turn.exchange
+        turn.exchange = Exchange(authority=before.authority, scheme=before.scheme, body_max=before.body_max)
+        turn.retried, turn.head_sent, self._link, self._turn = True, False, None, None
+        yield from self._judge(turn)
+
+    def _judge(self, turn: Turn) -> Commands:
+        """Ask the rules, and go on with the request or refuse it."""
+        raise NotImplementedError
 
     def _truncated(self, turn: Turn) -> Commands:
         """The client has a head and no whole body: its connection ends before the body does."""

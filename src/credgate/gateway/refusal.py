@@ -20,6 +20,7 @@ _SENTENCES: dict[Reason, tuple[int, str]] = {
     Reason.UPSTREAM_UNREACHABLE: (502, "The host could not be reached."),
     Reason.UPSTREAM_TLS: (502, "No verified TLS connection to the host could be made."),
     Reason.UPSTREAM_RESET: (502, "The host closed the connection without an answer."),
+    Reason.UPSTREAM_RESENT: (502, "The host closed the connection, and the request was sent once more."),
     Reason.UPSTREAM_INVALID: (502, "The host gave an answer that is not well-formed HTTP."),
     Reason.UPSTREAM_TIMEOUT: (504, "The host did not answer in time."),
     Reason.RESPONSE_UNREADABLE: (502, "The host's answer could not be searched for secrets, so it is withheld."),

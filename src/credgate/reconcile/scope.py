@@ -10,8 +10,9 @@ from credgate.reconcile.model import ReconcileError
 from credgate.reconcile.store import Store
 from credgate.reconcile.targets import Target
 
-# Outcomes by which the gateway itself says that the target never had the request.
-NOT_REACHED = ("resolve_failed", "upstream_unreachable", "upstream_tls", "address_blocked")
+# Outcomes by which the gateway itself says that the target never had the request, or need not have: one that came as a
+# kept connection was closed.
+NOT_REACHED = ("resolve_failed", "upstream_unreachable", "upstream_tls", "address_blocked", "upstream_resent")
 
 
 def hosts_of(store: Store, targets: Sequence[Target]) -> list[Target]:

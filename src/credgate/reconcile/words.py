@@ -45,6 +45,8 @@ def _note(word: str, rules: dict[str, str]) -> str:
             return f"nothing of the target's between {show(int(first))} and {show(int(second))}"
         case "rule":
             return rules.get(rest, rest)
+        case "not-reached" if rest == "upstream_resent":
+            return "the target closed its connection as the request came, and it was sent once more"
         case "not-reached":
             return f"the gateway never reached the target: {rest}"
         case "count":

@@ -136,6 +136,19 @@ def test_a_target_that_was_never_reached_can_have_no_record(case: Case) -> None:
     assert case.run("nginx=log").requests == ["expected-absent", "matched"]
 
 
+def tagged(at: float, number: str) -> str:
+    return web(at, "/a").replace("curl/8.5", f"curl/8.5 credgate/r1-{number}")
+
+
+def test_a_sending_that_was_done_again_may_be_in_the_log_or_not(case: Case) -> None:
+    case.call(10, path="/a", status=0, reason="upstream_resent", ua_tag="credgate/r1-a")
+    case.call(11, path="/a", ua_tag="credgate/r1-c")
+    case.export("log", tagged(11, "c"))
+    assert case.run("nginx=log").requests == ["expected-absent", "matched"]
+    case.export("log", tagged(10, "a"), tagged(11, "c"))
+    assert case.run("nginx=log").requests == ["matched", "matched"]
+
+
 def test_one_id_shared_by_many_events_is_one_request(case: Case) -> None:
     case.call(
         10, host="sts.us-east-1.amazonaws.com", method="POST", ids={"x-amzn-requestid": "shared-id"}, cred_fp=AWS_CRED
