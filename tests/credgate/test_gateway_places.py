@@ -110,6 +110,7 @@ class Ask:
     sent: str = ""
     sent_body: str = ""
     path: str = ""
+    quoted: tuple[str, ...] = ()  # bindings that the outcome names
     fields: dict[str, str] = field(default_factory=dict)
 
 
@@ -290,9 +291,17 @@ CASES = [
         body='{"auth":{"token":"{PH_JSON}"},"q":"say {PH_JSON}"}',
         verdict="ph-json",
         injected="ph-json",
+        quoted=("ph-json",),
         sent_body='{"auth":{"token":"' + OTHER + '"},"q":"say ' + DECOYS["ph-json"] + '"}',
     ),
-    Ask(name="json without", target="/ph-json", headers=JSON_TYPE, body='{"q":"{PH_JSON}"}', verdict="ph-json"),
+    Ask(
+        name="json without",
+        target="/ph-json",
+        headers=JSON_TYPE,
+        body='{"q":"{PH_JSON}"}',
+        verdict="ph-json",
+        quoted=("ph-json",),
+    ),
     Ask(
         name="json with another's",
         target="/ph-json",
@@ -361,14 +370,16 @@ CASES = [
         body="client_secret={PH_FORM}&a={PH_FORM}",
         verdict="ph-form",
         injected="ph-form",
+        quoted=("ph-form",),
         sent_body=f"client_secret={OTHER}&a={DECOYS['ph-form']}",
     ),
     Ask(
         name="a placeholder quoted",
         target="/free",
         headers=JSON_TYPE,
-        body='{"q":"my key is {PH_QUERY}"}',
+        body='{"q":"my keys are {PH_QUERY} and {PH_PATH}"}',
         verdict="free",
+        quoted=("ph-path", "ph-query"),
     ),
     Ask(
         name="another run's quoted",
@@ -442,7 +453,7 @@ async def over_h2(case: Ask, client: H2Client, r: Rig) -> Got:
 
 def faults(case: Ask, got: Got, r: Rig) -> list[str]:
     record = r.records("intent", "deny")[-1]
-    found = []
+    found: list[str] = []
     if got.status != 200:
         return [] if (got.code, record["reason"]) == (case.verdict, case.verdict) else [f"{case.name}: {got}"]
     sent_body = filled(case.sent_body or case.body)
@@ -456,6 +467,7 @@ def faults(case: Ask, got: Got, r: Rig) -> list[str]:
             [p.partition("=")[0] for p in got.target.partition("?")[2].split("&") if p],
         ),
         "body": (got.body, sent_body),
+        "quoted": (tuple(r.records("outcome")[-1].get("placeholder_skipped", ())), case.quoted),
         "length": (
             [v for k, v in got.fields if k == "content-length"],
             [str(len(sent_body.encode()))] if sent_body else [],

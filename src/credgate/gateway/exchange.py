@@ -11,6 +11,7 @@ from mitmproxy.http import HTTPFlow
 from credgate.gateway.cleaning import Cleaning
 from credgate.gateway.clientcert import Identity
 from credgate.gateway.leaving import Leaving
+from credgate.gateway.quoted import Quoted
 from credgate.gateway.refusal import Refusal
 from credgate.runs import Listener, Run
 from credgate.secretvalue import Secret
@@ -76,6 +77,7 @@ class Exchange:
     why: str = ""  # more of it, for the ledger alone
     leaving: Leaving | None = field(default=None, repr=False)  # of its body, where that is streamed
     cleaning: Cleaning | None = field(default=None, repr=False)  # of its answer, where that is searched
+    quoted: Quoted | None = field(default=None, repr=False)  # looks for placeholders in the request's body
     scrubbed: list[str] = field(default_factory=list)  # what was written over, in words of the ledger
     client_gone: bool = False
     finished: bool = False  # an outcome or a denial is in the ledger
@@ -90,6 +92,11 @@ class Exchange:
     def ms(self) -> int:
         """Milliseconds since the head was read."""
         return int((time.monotonic() - self.started) * 1000)
+
+    def look(self, pieces: list[bytes]) -> None:
+        """Look for placeholders in bytes of the request's body that go out."""
+        if self.quoted is not None:
+            self.quoted.feed(pieces)
 
     def disarm(self) -> None:
         """Stop waiting for the upstream."""

@@ -191,7 +191,9 @@ class Hooks:
         if admitted is None or isinstance(admitted, BodyWanted):  # the latter leaves the stamp
             return False
         apply(flow, exchange, admitted)
-        over = self.steps.sent(state, exchange, len(flow.request.raw_content or b""))
+        sent = flow.request.raw_content or b""
+        exchange.look([sent])
+        over = self.steps.sent(state, exchange, len(sent))
         if over is not None:
             self.steps.refuse(state, exchange, wire, over)
             return False
@@ -297,6 +299,7 @@ class Hooks:
 
     def _sent(self, handler: "GateHandler", flow: HTTPFlow, exchange: Exchange, data: bytes) -> list[bytes]:
         """What of a request's body goes on; no data is its end. Never b"", which would end it in chunks."""
+        exchange.look([data])
         clean = self.steps.leaving(handler.state, exchange, data, last=not data)
         if isinstance(clean, Deny):
             handler.end(clean.reason, clean.hint)

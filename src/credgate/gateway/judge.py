@@ -18,6 +18,7 @@ from credgate.gateway.dial import Dialler
 from credgate.gateway.exchange import ClientState, Exchange, Key, Target
 from credgate.gateway.leaving import Leaving, leak_of
 from credgate.gateway.livedecoys import LiveDecoys
+from credgate.gateway.quoted import Quoted
 from credgate.gateway.records import Records
 from credgate.gateway.refusal import deny
 from credgate.gateway.signing import signed, unfit
@@ -130,6 +131,7 @@ class Judge:
                 return leak
             if exchange.has_body and body is None:
                 exchange.leaving = Leaving(self.known.table(), wire.headers)
+            exchange.quoted = Quoted(state.run.decoys) if exchange.has_body and state.run.decoys else None
             exchange.query_names = names_of(out.target.partition("?")[2])
             marks = marks_of(state.run.id, allow.endpoint, request, out)
             noted = await self._noted(state, exchange, marks, bindings, use)

@@ -152,6 +152,7 @@ class TargetSide(layer.Layer):
         if body.fault is not None:
             yield from self._break_off(turn, deny(Reason.MALFORMED), str(body.fault))
             return
+        turn.exchange.look(pieces)
         if turn.exchange.leaving is not None:
             clean = self._steps.leaving(self._state, turn.exchange, b"".join(pieces), last=body.done)
             if isinstance(clean, Deny):

@@ -80,6 +80,7 @@ class Records:
             resp_bytes=exchange.resp_bytes,
             ms=exchange.ms,
             ids=exchange.ids,
+            placeholder_skipped=() if exchange.quoted is None else tuple(sorted(exchange.quoted.found)),
             request_id=exchange.refusal.request_id if exchange.refusal else "",
         )
 

@@ -104,6 +104,7 @@ FIELDS: Mapping[str, Kind] = {
     "path_sha256": Text(),
     "pid": Number(),
     "pin": Text(),
+    "placeholder_skipped": Texts(count=8, cap=72),  # of outcome: bindings whose placeholder stood in the body
     "policy_sha256": Text(),
     "port": Number(),
     "program": Text(cap=512),  # of run.start: the executed file
