@@ -111,12 +111,20 @@ class Cleaning:
                 raise Unreadable(str(why)) from None
         return self.scrubber.finish()
 
-    def _scrubbed(self, data: bytes) -> bytes:
+    def message(self, data: bytes) -> bytes:
+        """The same for the payload of a WebSocket's messages."""
+        return self._scrubbed(data, "a message")
+
+    def pause(self) -> bytes:
+        """What was held, as nothing more may come for long; what matched so far counts on."""
+        return self.scrubber.flush()
+
+    def _scrubbed(self, data: bytes, where: str = "the body") -> bytes:
         known = len(self.scrubber.hits)
         out = self.scrubber.feed(data)
         if len(self.scrubber.hits) > known:
             for name in list(self.scrubber.hits)[known:]:
-                self.report(name, "the body")
+                self.report(name, where)
         return out
 
 

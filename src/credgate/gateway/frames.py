@@ -54,6 +54,11 @@ class Frames:
                 self._begin(self._head)
                 self._head = b""
 
+    def through(self, data: bytes) -> bytes:
+        """The same, and what may go on."""
+        self.feed(data)
+        return data
+
     def _size(self, head: bytes) -> int:
         """How long a frame's head is, as far as its beginning tells."""
         if len(head) < 2:

@@ -24,6 +24,7 @@ from credgate.gateway.http1 import BadHead
 from credgate.gateway.judge import Judge, apply, wire_of
 from credgate.gateway.lane import Lane
 from credgate.gateway.layers import Closer, GateClientTls, http_layer
+from credgate.gateway.leaving import misplaced
 from credgate.gateway.link import Pool
 from credgate.gateway.steps import Steps, Timeouts
 from credgate.gateway.turn import Turn
@@ -289,9 +290,10 @@ class Hooks:
 
     async def socket_end(self, handler: "GateHandler", end: SocketEnd) -> None:
         """A WebSocket is over: what passed is in its exchange."""
-        if end.reason is Reason.BODY_REFUSED:
+        if end.reason in (Reason.BODY_REFUSED, Reason.SECRET_MISPLACED):
             handler.state.run.denied += 1
-        self.steps.finish(handler.state, exchange_of(end.flow), reason=end.reason, detail=end.detail)
+        detail = misplaced(handler.state.run.policy, end.leaked, "messages").hint if end.leaked else end.detail
+        self.steps.finish(handler.state, exchange_of(end.flow), reason=end.reason, detail=detail)
 
     async def error(self, handler: "GateHandler", flow: HTTPFlow) -> None:
         """An exchange broke: record how, and have the refusal ready that is spoken if nothing was yet."""

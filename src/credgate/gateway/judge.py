@@ -129,7 +129,7 @@ class Judge:
             leak = await leak_of(self.known.table(), state.run.policy, wire, judged, body)
             if leak is not None:
                 return leak
-            if exchange.has_body and body is None:
+            if (exchange.has_body and body is None) or request.upgrade:
                 exchange.leaving = Leaving(self.known.table(), wire.headers)
             exchange.quoted = Quoted(state.run.decoys) if exchange.has_body and state.run.decoys else None
             exchange.query_names = names_of(out.target.partition("?")[2])

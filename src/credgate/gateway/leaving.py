@@ -91,11 +91,12 @@ def misplaced(policy: Policy, names: frozenset[str], where: str) -> Deny:
 class Leaving:
     """A body on its way out."""
 
-    __slots__ = ("_beside", "_inflater", "_scrubber")
+    __slots__ = ("_beside", "_inflater", "_scrubber", "table")
 
     def __init__(self, table: Table, fields: Fields) -> None:
         codings = [value.strip(b" \t").lower() for name, value in fields if name.lower() == b"content-encoding"]
         coded = len(codings) == 1 and codings[0] in CODINGS
+        self.table = table
         self._scrubber, self._beside = Scrubber(table), Scrubber(table)
         self._inflater = Inflater(codings[0]) if coded else None
 

@@ -77,7 +77,7 @@ class Messages(Frames):
             self._control += data
         else:
             self._raw += data
-            self._text += _unmasked(data, self._mask, self._at)
+            self._text += unmasked(data, self._mask, self._at)
             self._at += len(data)
         if not self._left:
             self._ended()
@@ -91,7 +91,7 @@ class Messages(Frames):
             self._raw, self._text = bytearray(), bytearray()
 
 
-def _unmasked(data: bytes, mask: bytes, at: int) -> bytes:
+def unmasked(data: bytes, mask: bytes, at: int) -> bytes:
     """5.3, in one operation on long numbers; `at` is where in the payload `data` begins."""
     turned = mask[at % 4 :] + mask[: at % 4]
     key = (turned * (len(data) // 4 + 1))[: len(data)]

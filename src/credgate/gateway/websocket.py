@@ -13,7 +13,9 @@ from mitmproxy.proxy.context import Context
 
 from credgate.gateway.exchange import Exchange, exchange_of
 from credgate.gateway.frames import FrameError, Frames
+from credgate.gateway.leaving import Leak
 from credgate.gateway.messages import MessageRefused, Messages, Piece, close_frame
+from credgate.gateway.searched import CleanFrames, LeavingFrames
 from rules.messages import max_of
 from rules.reasons import Reason
 
@@ -29,6 +31,7 @@ class SocketEnd:
     flow: HTTPFlow
     detail: str
     reason: Reason | None = None  # None: nobody did wrong
+    leaked: frozenset[str] = frozenset()  # names of secrets that a message held
 
 
 @dataclass
@@ -63,8 +66,11 @@ class WebSocket(layer.Layer):
         self._exchange: Exchange = exchange_of(flow)
         asked = self._exchange.allow.messages if self._exchange.allow is not None else ()
         self._messages = Messages(limit=max_of(asked)) if asked else None
-        self._client: Frames = self._messages or Frames(masked=True)
-        self._server = Frames(masked=False)
+        leaving, cleaning = self._exchange.leaving, self._exchange.cleaning
+        self._known = leaving.table if leaving is not None else None
+        streamed = Frames(masked=True) if self._known is None else LeavingFrames(self._known)
+        self._client: Frames = self._messages or streamed
+        self._server = Frames(masked=False) if cleaning is None else CleanFrames(cleaning)
         self._over = False
 
     def _handle_event(self, event: events.Event) -> Commands:
@@ -80,11 +86,15 @@ class WebSocket(layer.Layer):
 
     def _pass(self, data: bytes, *, ours: bool) -> Commands:
         try:
-            (self._client if ours else self._server).feed(data)
+            data = (self._client if ours else self._server).through(data)
         except FrameError as error:
             yield from self._end(str(error), Reason.MALFORMED if ours else Reason.UPSTREAM_INVALID)
             return
-        yield from self._send(data, outward=ours)
+        except Leak as leak:
+            yield from self._leaked(leak.names)
+            return
+        if data:
+            yield from self._send(data, outward=ours)
 
     def _judge(self, data: bytes) -> Commands:
         try:
@@ -105,6 +115,10 @@ class WebSocket(layer.Layer):
 
     def _send_piece(self, piece: Piece) -> Commands:
         if piece.text is not None:
+            names = self._known.found(piece.text) if self._known is not None else frozenset()
+            if names:
+                yield from self._leaked(names)
+                return
             message = SocketMessage(self._flow, piece.text)
             yield SocketMessageHook(message)
             if message.why:
@@ -119,20 +133,28 @@ class WebSocket(layer.Layer):
             return
         yield commands.SendData(self.context.server if outward else self.context.client, data)
 
-    def _refuse(self, why: str) -> Commands:
+    def _leaked(self, names: frozenset[str]) -> Commands:
+        """A message of the client's holds secrets. The target may be in the middle of it, and gets no end."""
+        yield from self._tell(Reason.SECRET_MISPLACED)
+        yield from self._end("", Reason.SECRET_MISPLACED, names)
+
+    def _tell(self, reason: Reason) -> Commands:
         """In the middle of a frame of the target's the client would take a Close of ours for a part of it."""
         if self._server.between and not self._server.closed:
-            reason = Reason.BODY_REFUSED.value
-            yield commands.SendData(self.context.client, close_frame(_POLICY_VIOLATION, masked=False, reason=reason))
+            close = close_frame(_POLICY_VIOLATION, masked=False, reason=reason.value)
+            yield commands.SendData(self.context.client, close)
+
+    def _refuse(self, why: str) -> Commands:
+        yield from self._tell(Reason.BODY_REFUSED)
         if not self._client.closed:
             yield commands.SendData(self.context.server, close_frame(_GOING_AWAY, masked=True))
         yield from self._end(why, Reason.BODY_REFUSED)
 
-    def _end(self, detail: str, reason: Reason | None = None) -> Commands:
+    def _end(self, detail: str, reason: Reason | None = None, leaked: frozenset[str] = frozenset()) -> Commands:
         self._over = True
         for connection in (self.context.client, self.context.server):
             yield from _closed(connection)
-        yield SocketEndHook(SocketEnd(self._flow, detail, reason))
+        yield SocketEndHook(SocketEnd(self._flow, detail, reason, leaked))
 
 
 def _closed(connection: Connection) -> Commands:
