@@ -275,8 +275,6 @@ CASES: tuple[Case, ...] = (
     Case(row="1382", name="HEAD goes with GET", ask=Ask(method=b"HEAD"), status=200),
 )
 
-_LATER = "needs the scrubber, which comes with the issue on credentials"
-
 # Rows that are run elsewhere (file::test, a test looks them up), or not yet.
 ELSEWHERE: dict[str, tuple[str, ...]] = {
     "1": ("test_gateway_refuse.py::test_refused_on_the_proxy_port",),
@@ -291,6 +289,21 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "30": ("test_gateway_upstream.py::test_an_answer_that_changes_is_judged_again",),
     "31": ("test_gateway_upstream.py::test_addresses_are_judged",),
     "32": ("test_gateway_inject.py::test_redirects_go_to_the_client_and_are_judged_anew",),
+    "33": ("test_gateway_scrub.py::test_echoes_are_written_over",),
+    "34": (
+        "test_gateway_scrub.py::test_echoes_are_written_over",
+        "test_gateway_scrub.py::test_it_is_asked_for_whole_and_plain",
+    ),
+    "35": ("test_gateway_scrub.py::test_what_cannot_be_read_is_withheld",),
+    "36": ("test_gateway_scrub.py::test_heads_and_trailers",),
+    "37": (
+        "test_gateway_scrub.py::test_an_event_with_the_beginning_of_a_secret_does_not_wait",
+        "test_socket_secrets.py::test_written_over_at_every_split",
+        "test_socket_secrets.py::test_through_the_gateway",
+    ),
+    "38": ("test_gateway_scrub.py::test_six_megabytes_with_echoes_all_over",),
+    "45": ("test_gateway_bodies.py::test_a_server_is_asked_to_fetch_nothing",),
+    "47": ("test_gateway_scrub.py::test_a_presigned_address_in_an_answer_leads_nowhere",),
     "also: hook exception": (
         "test_gateway_hooks.py::test_raising_before_the_request_is_sent",
         "test_gateway_hooks.py::test_raising_in_a_step_of_the_strict_lane",
@@ -302,6 +315,11 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "2353": ("test_gateway_attacks.py::test_a_placeholder_at_another_host",),
     "2161": ("test_gateway_refuse.py::test_a_secret_that_is_not_there",),
     "643": ("test_gateway_attacks.py::test_one_verdict_on_the_forward_path_and_in_a_tunnel",),
+    "668": ("test_gateway_places.py::test_each_place",),
+    "sbx#300": (
+        "test_gateway_minting.py::test_the_target_gets_a_token_and_the_jail_a_decoy",
+        "test_minting.py::test_one_call_for_all_who_wait_and_one_for_each_expiry",
+    ),
     "342": ("test_gateway_lane.py::test_requests_sent_ahead_are_answered_in_turn",),
     "637": ("test_gateway_attacks.py::test_the_table", "test_framing.py::test_a_requests_framing"),
     "relay": ("test_gateway_attacks.py::test_the_table", "test_gateway_refuse.py::test_names_that_disagree"),
@@ -316,13 +334,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "opensandbox#1369": ("test_gateway_inject.py::test_an_encoded_slash_is_sent_as_it_was_judged",),
     "onecli#251": ("test_gateway_refuse.py::test_a_refusal_leaves_the_connection_usable",),
 }
-LATER: dict[str, str] = {
-    **dict.fromkeys(("33", "34", "35", "36", "37", "38"), _LATER),
-    "45": "a body rule of a shipped pack; the rules of bodies themselves have their own tests",
-    "47": "presigned addresses of answers: with the scrubber; the unlisted host itself is row 3's",
-    "668": "a secret in a query has no place in this policy's bindings",
-    "sbx#300": "a source that mints tokens comes with the issue on credentials",
-}
+LATER: dict[str, str] = {}
 ROWS = (
     *(
         "1",

@@ -142,6 +142,43 @@ def test_the_same_bytes_pass_where_no_rule_asks(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+FETCHERS: dict[str, dict[str, object]] = {
+    "a tool that fetches": {"tools": [{"type": "web_fetch_20250910", "name": "web_fetch"}]},
+    "a server of tools": {"mcp_servers": [{"type": "url", "url": "https://evil.test/"}]},
+    "a picture to fetch": {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url"}}]}]},
+    "a webhook": {"metadata": {"webhook": "https://evil.test/"}},
+}
+
+
+@pytest.mark.parametrize("way", ["strict", "h2"])
+def test_a_server_is_asked_to_fetch_nothing(way: str, tmp_path: Path) -> None:
+    """A target that fetches for its client is a way out; its rule lists the keys of a body, and what they may hold."""
+    said: dict[str, object] = {"model": "small", "messages": [{"role": "user", "content": "hello"}]}
+    rule = (
+        """body = {{ type = "json", max = "64KiB", keys = ["model", "messages"], equals = {{ "model" = "small" }}, """
+    )
+    rule += """in = {{ "messages[*].content[*].type" = ["text"] }} }}"""
+    term = 'body = {{ type = "json", max = "64KiB", in = {{ "model" = ["small", "tiny"] }} }}'
+    text_only = {**said, "messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]}
+
+    async def main() -> None:
+        async with rig(tmp_path, policy=BODIES.replace(term, rule), alpn=("h2", "http/1.1")) as r:
+            for more, status in [({}, 200), *((more, 403) for more in FETCHERS.values())]:
+                body = json.dumps({**text_only, **more}).encode()
+                if way == "h2":
+                    opened = await r.tunnel("h2.good.test", alpn=("h2", "http/1.1"))
+                    host = b"h2.good.test:%d" % r.direct
+                    pseudo = [(b":method", b"POST"), (b":scheme", b"https"), (b":authority", host), (b":path", b"/m")]
+                    client = H2Client(opened.reader, opened.writer)
+                    answer = await client.ask([*pseudo, (b"content-type", b"application/json")], body)
+                    assert answer.status == status, more
+                else:
+                    assert (await (await r.tunnel()).ask(head(r, len(body)) + body)).status == status, more
+            assert b"evil.test" not in r.good.raw + b"".join(s.body for x in r.good.sessions for s in x.seen)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("how", ["length", "chunks", "bomb"])
 def test_a_body_over_max_is_refused_as_soon_as_it_shows(how: str, tmp_path: Path) -> None:
     async def main() -> None:

@@ -410,3 +410,24 @@ def test_an_event_with_the_beginning_of_a_secret_does_not_wait(tmp_path: Path) -
         assert b"*" * len(S) in rest
 
     with_rig(tmp_path, main)
+
+
+def test_a_presigned_address_in_an_answer_leads_nowhere(tmp_path: Path) -> None:
+    """A target may hand out a way in that needs no header; where it leads is judged like any other request."""
+
+    async def main(r: Rig) -> None:
+        signed = "?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKIA%2F20260101&X-Amz-Signature=" + "ab" * 32
+        at_evil, at_good = b"https://evil.test/bucket/key", b"https://api.good.test:%d/bucket/key" % r.direct
+        serve(r, Said(pieces=[at_evil + signed.encode() + b"\n" + at_good + signed.encode()]))
+        got = await ask(r, "strict")
+        assert got.body.count(signed.encode()) == 2  # it is no secret of ours
+        before = len(r.good.seen)
+        client = await r.tunnel("evil.test")
+        answer = await client.get("/bucket/key" + signed, host=f"evil.test:{r.direct}")
+        assert (answer.status, answer.code) == (403, "host_unlisted")
+        client = await r.tunnel()
+        answer = await client.get("/bucket/key" + signed, host=f"api.good.test:{r.direct}")
+        assert (answer.status, answer.code) == (403, "no_rule")
+        assert (len(r.good.seen), r.evil.raw) == (before, b"")
+
+    with_rig(tmp_path, main)
