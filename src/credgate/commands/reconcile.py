@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--from", dest="since", type=_time, metavar="TIME", help="leave out what is earlier (RFC 3339)")
     parser.add_argument("--to", dest="until", type=_time, metavar="TIME", help="leave out what is later (RFC 3339)")
     parser.add_argument("--report", type=Path, metavar="DIR", help="write report.json, records.csv, report.html there")
-    parser.add_argument("--engine", metavar="URI", help="not yet")
+    parser.add_argument("--engine", metavar="URI", help="join there, by Ibis, as pyspark://local[2]")
     parser.add_argument("--allow-unverified", action="store_true", help="go on with a ledger that does not verify")
     parser.add_argument("--self-test", action="store_true", help="find planted lies, and nothing in honest inputs")
     parser.add_argument("--json", action="store_true", help="the summary as JSON on stdout")
@@ -97,8 +97,6 @@ def _options(options: argparse.Namespace) -> "Options":
     from credgate.reconcile.engine import Given, Options  # noqa: PLC0415
     from credgate.reconcile.targets import formats  # noqa: PLC0415
 
-    if options.engine:
-        raise CredgateError("not_yet", "reconcile --engine: not yet", "leave it out", exit_status=2)
     if not options.source:
         known = ", ".join(formats())
         raise CredgateError("no_source", "got no --source, expected FORMAT=PATH", f"formats: {known}", exit_status=2)
@@ -113,12 +111,19 @@ def _options(options: argparse.Namespace) -> "Options":
         ledger=options.ledger or Places.from_env(os.environ).ledger,
         pubkey=read_public(options.pubkey) if options.pubkey else None,
         noted=tuple(options.checkpoint),
+        engine=_engine(options.engine),
         sources=tuple(sources),
         mapping=options.mapping,
         since=options.since,
         until=options.until,
         allow_unverified=options.allow_unverified,
     )
+
+
+def _engine(uri: str | None) -> str:
+    if uri and "://" not in uri:
+        raise CredgateError("engine", f"got --engine {uri!r}, expected a URI", "--engine 'pyspark://local[2]'", 2)
+    return uri or ""
 
 
 def _reconcile(options: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
 """One reconciliation from its inputs to its result."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,11 +10,13 @@ from credgate.reconcile import scope
 from credgate.reconcile.checking import accepted, checking
 from credgate.reconcile.classify import classify
 from credgate.reconcile.gateway import Seen
-from credgate.reconcile.join import join
+from credgate.reconcile.join import Skew, join
 from credgate.reconcile.model import ReconcileError
 from credgate.reconcile.reading import Source, expand
+from credgate.reconcile.remote import at_engine
 from credgate.reconcile.result import Part, Result, gather
 from credgate.reconcile.store import Store, Taken, take_ledger
+from credgate.reconcile.tables import Tables
 from credgate.reconcile.targets import Target, load_mapping, target_of
 from credgate.reconcile.times import show
 
@@ -40,6 +42,7 @@ class Options:
     since: int | None = None
     until: int | None = None
     allow_unverified: bool = False
+    engine: str = ""  # URI of another one than the embedded DuckDB
     scratch: Path | None = None  # where the database lies while it is worked on
 
 
@@ -55,13 +58,13 @@ def reconcile[T](options: Options, report: Callable[[Store, Result], T]) -> T:
         files = _read(store, options, targets)
         seen = Seen(report=accepted(checked(), ledger, allow_unverified=options.allow_unverified))
         take_ledger(store, ledger, seen)
-        targets = scope.hosts_of(store, targets)
-        since = seen.first if options.since is None else options.since
-        scope.assign(store, targets)
         _outside(store, options)
-        scope.first_look(store, targets, since, options.until)
-        found = join(store, targets)
-        classify(store, targets, [skew for skew, _ in found], seen, options.until)
+        since = seen.first if options.since is None else options.since
+
+        def stages(tables: Tables) -> tuple[list[Target], list[tuple[Skew, list[str]]]]:
+            return _stages(tables, targets, seen, since, options.until)
+
+        targets, found = at_engine(options.engine, store, stages) if options.engine else stages(store)
         parts = [
             Part(target=target, files=files[at], skew=skew, held=held)
             for at, (target, (skew, held)) in enumerate(zip(targets, found, strict=True))
@@ -71,6 +74,18 @@ def reconcile[T](options: Options, report: Callable[[Store, Result], T]) -> T:
         )
         gather(store, result)
         return report(store, result)
+
+
+def _stages(
+    tables: Tables, targets: Sequence[Target], seen: Seen, since: int, until: int | None
+) -> tuple[list[Target], list[tuple[Skew, list[str]]]]:
+    """All that is relational, on whichever engine; gives targets with their hosts, clocks and credentials."""
+    known = scope.hosts_of(tables, targets)
+    scope.assign(tables, known)
+    scope.first_look(tables, known, since, until)
+    found = join(tables, known)
+    classify(tables, known, [skew for skew, _ in found], seen, until)
+    return known, found
 
 
 def _targets(options: Options) -> list[Target]:
@@ -119,7 +134,6 @@ def _readable(target: Target, files: list[Source]) -> None:
 def _outside(store: Store, options: Options) -> None:
     """Leave out the requests before --from; those after --to are sorted out with the rest."""
     if options.since is not None:
-        store.run("DELETE FROM gs USING gw WHERE gw.g = gs.g AND gw.t1 < ?", options.since)
         store.run("DELETE FROM gw WHERE t1 < ?", options.since)
 
 
@@ -127,6 +141,7 @@ def _parameters(options: Options, targets: list[Target]) -> dict[str, object]:
     return {
         "from": show(options.since) if options.since is not None else None,
         "to": show(options.until) if options.until is not None else None,
+        "engine": options.engine.partition("://")[0] or "embedded",
         "allow_unverified": options.allow_unverified,
         "sources": [
             {

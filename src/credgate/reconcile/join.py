@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from credgate.reconcile import scope
 from credgate.reconcile.model import SECOND
-from credgate.reconcile.store import Store
+from credgate.reconcile.tables import Tables
 from credgate.reconcile.targets import Target
 
 TIGHT = 100_000  # microseconds beside the resolution: the first round pairs what is nearly certain
@@ -31,20 +31,27 @@ class Skew:
     window: int = LEAST_WINDOW
 
 
-def join(store: Store, targets: Sequence[Target]) -> list[tuple[Skew, list[str]]]:
+_PAIR = {
+    "src": "SMALLINT", "g": "BIGINT", "r": "BIGINT", "how": "VARCHAR", "grp": "TINYINT", "dt": "BIGINT",
+}  # fmt: skip
+_SURPLUS = {"src": "SMALLINT", "side": "VARCHAR", "id": "BIGINT", "n": "BIGINT", "m": "BIGINT"}
+
+
+def join(tables: Tables, targets: Sequence[Target]) -> list[tuple[Skew, list[str]]]:
     """Run all stages; returns a clock and the credentials for each source."""
-    store.run("CREATE TABLE pair (src SMALLINT, g BIGINT, r BIGINT, how VARCHAR, grp TINYINT, dt BIGINT)")
-    store.run("CREATE TABLE surplus (src SMALLINT, side VARCHAR, id BIGINT, n BIGINT, m BIGINT)")
+    tables.empty("pair", _PAIR)
+    tables.empty("surplus", _SURPLUS)
+    tables.empty("route", scope.ROUTE)
     found = []
     for src, target in enumerate(targets):
-        _by_ids(store, src, target)
-        skew = measure(store, src, target)
-        held = scope.other_credentials(store, src, target)
-        scope.routes(store, src)
+        _by_ids(tables, src, target)
+        skew = measure(tables, src, target)
+        held = scope.other_credentials(tables, src, target)
+        scope.routes(tables, src)
         if not target.counts:
-            _in_windows(store, src, target, skew)
-            if store.number("SELECT count(*) FROM live WHERE src = ? AND kind = 'session'", src):
-                _sessions(store, src, skew)
+            _in_windows(tables, src, target, skew)
+            if tables.number("SELECT count(*) FROM live WHERE src = $1 AND kind = 'session'", src):
+                _sessions(tables, src, skew)
         found.append((skew, held))
     return found
 
@@ -58,74 +65,88 @@ _STAGES = (
     (
         "request id",
         "JOIN tid i ON i.r = l.r AND i.kind = 'id' JOIN gid d ON d.id = i.id JOIN gw g ON g.g = d.g",
-        "SELECT count(*) FROM tid WHERE src = ? AND kind = 'id'",
+        "SELECT count(*) FROM tid WHERE src = $1 AND kind = 'id'",
     ),
-    ("tag", "JOIN gw g ON g.tag = l.tag AND l.tag <> ''", "SELECT count(*) FROM live WHERE src = ? AND tag <> ''"),
+    ("tag", "JOIN gw g ON g.tag = l.tag AND l.tag <> ''", "SELECT count(*) FROM live WHERE tag <> '' AND src = $1"),
     (
         "client id",
         "JOIN tid i ON i.r = l.r AND i.kind = 'client' JOIN gid d ON d.id = i.id JOIN gw g ON g.g = d.g",
-        "SELECT count(*) FROM tid WHERE src = ? AND kind = 'client'",
+        "SELECT count(*) FROM tid WHERE src = $1 AND kind = 'client'",
     ),
 )
 
 
-def _by_ids(store: Store, src: int, target: Target) -> None:
+def _by_ids(tables: Tables, src: int, target: Target) -> None:
     for how, candidates, any_ in _STAGES:
-        if store.number(any_, src):
-            _candidates(store, src, target, candidates)
-            _pair_candidates(store, src, target, how)
+        if tables.number(any_, src):
+            _candidates(tables, src, target, candidates)
+            _pair_candidates(tables, src, target, how)
 
 
-def _candidates(store: Store, src: int, target: Target, candidates: str) -> None:
+def _candidates(tables: Tables, src: int, target: Target, candidates: str) -> None:
     """Fill `best`: each record with the nearest request of its id."""
-    store.run(
-        "CREATE OR REPLACE TABLE found AS SELECT DISTINCT g.g, l.r, l.action, l.method, l.path, l.category, "
+    tables.make(
+        "found",
+        "SELECT DISTINCT g.g, l.r, l.action, l.method, l.path, l.category, "
         f"l.prim, l.tt, l.ok, l.status, l.ip, l.tt - {_ours(target)} AS dt FROM live l {candidates} "
-        "JOIN gs s ON s.g = g.g AND s.src = l.src WHERE l.src = ? AND g.ev <> 'deny' AND l.kind = 'request' "
-        "AND l.r NOT IN (SELECT r FROM pair WHERE src = l.src) AND g.g NOT IN (SELECT g FROM pair WHERE src = l.src)",
+        "JOIN gs s ON s.g = g.g AND s.src = l.src WHERE l.src = $1 AND g.ev <> 'deny' AND l.kind = 'request' "
+        "AND l.r NOT IN (SELECT r FROM pair WHERE src = $1) AND g.g NOT IN (SELECT g FROM pair WHERE src = $1)",
         src,
     )
-    store.run(
-        "CREATE OR REPLACE TABLE best AS SELECT *, "
-        "row_number() OVER (PARTITION BY g ORDER BY abs(dt), r) AS place, "
+    tables.make(
+        "best",
+        "SELECT g, r, dt, row_number() OVER (PARTITION BY g ORDER BY abs(dt), r) AS place, "
         "row_number() OVER (PARTITION BY g, action, method, path, category ORDER BY abs(dt), r) AS sort, "
         "row_number() OVER (PARTITION BY g, action, method, path, category, prim, tt, ok, status, ip "
         "ORDER BY r) AS twin "
-        "FROM (SELECT *, row_number() OVER (PARTITION BY r ORDER BY abs(dt), g) AS k FROM found) WHERE k = 1"
+        "FROM (SELECT *, row_number() OVER (PARTITION BY r ORDER BY abs(dt), g) AS k FROM found) n WHERE n.k = 1",
     )
 
 
-def _pair_candidates(store: Store, src: int, target: Target, how: str) -> None:
+def _pair_candidates(tables: Tables, src: int, target: Target, how: str) -> None:
     """A request may be several events: all that carry the target's own id, and one of each kind by an id that the
     client chose, which another client may have copied.
     """
     by_target = how == "request id"
     several = "twin = 1" if by_target else "sort = 1"
-    store.run(
-        f"INSERT INTO pair SELECT ?, g, r, ?, 0, dt FROM best WHERE {'place = 1' if target.one else several}", src, how
+    tables.add(
+        "pair",
+        f"SELECT $1, g, r, '{how}', 0, dt FROM best WHERE {'place = 1' if target.one else several}",
+        src,
     )
     if by_target:  # equal in everything: the export holds it twice
-        store.run("INSERT INTO out SELECT r, 'duplicate', 0 FROM best WHERE twin > 1")
-        store.run("DELETE FROM live WHERE r IN (SELECT r FROM best WHERE twin > 1)")
+        tables.add("aside", "SELECT r, 'duplicate', 0 FROM best WHERE twin > 1")
+        tables.remove("live", "r IN (SELECT r FROM best WHERE twin > 1)")
 
 
-def measure(store: Store, src: int, target: Target) -> Skew:
+def measure(tables: Tables, src: int, target: Target) -> Skew:
     """How far the target's clock is off: from paired records, else from the Date headers of its answers."""
     resolution = target.resolution_ms * 1000
     for by, sql in (
         ("paired records", "SELECT dt FROM pair WHERE src = $1"),
         ("Date headers", "SELECT g.skew AS dt FROM gw g JOIN gs s ON s.g = g.g WHERE s.src = $1 AND g.dated = 1"),
     ):
-        samples, median = store.one(f"SELECT count(*), quantile_disc(dt, 0.5) FROM ({sql})", src)
+        samples, median = tables.one(f"SELECT count(*), {_MEDIAN} FROM ({_ranked(sql, 'dt')}) q", src)
         if not isinstance(median, int) or not isinstance(samples, int):
             continue
-        mad = store.number(f"SELECT quantile_disc(abs(dt - {median}), 0.5) FROM ({sql})", src)
+        mad = tables.number(f"SELECT {_MEDIAN} FROM ({_ranked(sql, f'abs(dt - ({median}))')}) q", src)
         window = min(max(LEAST_WINDOW, 4 * mad), OFF) + resolution
         return Skew(median=median, mad=mad, samples=samples, by=by, window=window)
     return Skew(window=LEAST_WINDOW + resolution)
 
 
-def _in_windows(store: Store, src: int, target: Target, skew: Skew) -> None:
+# The lower one of the two in the middle; engines differ in what they call a quantile.
+_MEDIAN = "max(CASE WHEN q.k = (q.n + 1) // 2 THEN q.x END)"
+
+
+def _ranked(select: str, value: str) -> str:
+    return (
+        f"SELECT x, row_number() OVER (ORDER BY x) AS k, count(*) OVER () AS n FROM (SELECT {value} AS x "
+        f"FROM ({select}) d) v"
+    )
+
+
+def _in_windows(tables: Tables, src: int, target: Target, skew: Skew) -> None:
     exact = list(target.key)
     if "status" not in exact:
         exact.append("ok")
@@ -133,10 +154,10 @@ def _in_windows(store: Store, src: int, target: Target, skew: Skew) -> None:
     tight = TIGHT + target.resolution_ms * 1000 if skew.samples else skew.window
     rounds = [(exact, min(tight, skew.window)), (exact, skew.window), (loose, skew.window)]
     for at, (key, window) in enumerate(rounds):
-        _islands(store, src, target, key, skew.median, window)
-        _pair_equal(store, src, window)
+        _islands(tables, src, target, key, skew.median, window)
+        _pair_equal(tables, src, window)
         if at > 0:
-            _pair_unequal(store, src, window, strong=target.strong)
+            _pair_unequal(tables, src, window, strong=target.strong)
 
 
 def _key(names: list[str], *, ours: bool) -> str:
@@ -152,47 +173,49 @@ def _key(names: list[str], *, ours: bool) -> str:
     return "concat_ws(chr(31), " + ", ".join(table[name] for name in names) + ")"
 
 
-def _islands(store: Store, src: int, target: Target, key: list[str], shift: int, window: int) -> None:
+def _islands(tables: Tables, src: int, target: Target, key: list[str], shift: int, window: int) -> None:
     """Fill `isle`: what is left of both sides, in groups of one key without a pause longer than the window."""
-    store.run(
-        "CREATE OR REPLACE TABLE isle AS WITH both_ AS ("
+    tables.make(
+        "isle",
+        "WITH sides AS ("
         f"SELECT {_key(key, ours=True)} AS k, 0 AS side, g.g AS id, {_ours(target)} AS moment FROM gs s "
         "JOIN gw g ON g.g = s.g LEFT JOIN route t ON t.src = s.src AND t.path = g.path "
         "WHERE s.src = $1 AND g.ev <> 'deny' AND s.g NOT IN (SELECT g FROM pair WHERE src = $1) "
-        f"UNION ALL SELECT {_key(key, ours=False)}, 1, l.r, l.tt - $2 FROM live l "
+        f"UNION ALL SELECT {_key(key, ours=False)} AS k, 1 AS side, l.r AS id, l.tt - $2 AS moment FROM live l "
         "WHERE l.src = $1 AND l.kind = 'request' AND l.r NOT IN (SELECT r FROM pair WHERE src = $1)), "
         "jumps AS (SELECT *, CASE WHEN moment - lag(moment) OVER (PARTITION BY k ORDER BY moment, side, id) > $3 "
-        "THEN 1 ELSE 0 END AS jump FROM both_), "
+        "THEN 1 ELSE 0 END AS jump FROM sides), "
         "grouped AS (SELECT k, side, id, moment, sum(jump) OVER (PARTITION BY k ORDER BY moment, side, id) "
-        "AS isle FROM jumps) "
-        "SELECT *, count(*) FILTER (side = 0) OVER i AS n, count(*) FILTER (side = 1) OVER i AS m, "
-        "row_number() OVER (PARTITION BY k, isle, side ORDER BY moment, id) AS place FROM grouped "
-        "WINDOW i AS (PARTITION BY k, isle)",
+        "AS isle FROM jumps), "
+        "counted AS (SELECT *, sum(1 - side) OVER (PARTITION BY k, isle) AS n, "
+        "sum(side) OVER (PARTITION BY k, isle) AS m, "
+        "row_number() OVER (PARTITION BY k, isle, side ORDER BY moment, id) AS place FROM grouped) "
+        "SELECT * FROM counted WHERE n > 0 AND m > 0",
         src,
         shift,
         window,
     )
-    store.run("DELETE FROM isle WHERE n = 0 OR m = 0")
 
 
-def _pair_equal(store: Store, src: int, window: int) -> None:
+def _pair_equal(tables: Tables, src: int, window: int) -> None:
     """As many of one as of the other: the first with the first, the second with the second, each within the window."""
-    store.run(
-        "INSERT INTO pair SELECT ?, a.id, b.id, 'window', CASE WHEN a.n > 1 THEN 1 ELSE 0 END, b.moment - a.moment "
+    tables.add(
+        "pair",
+        "SELECT $1, a.id, b.id, 'window', CASE WHEN a.n > 1 THEN 1 ELSE 0 END, b.moment - a.moment "
         "FROM isle a JOIN isle b ON a.k = b.k AND a.isle = b.isle AND a.place = b.place "
-        "WHERE a.side = 0 AND b.side = 1 AND a.n = a.m AND abs(b.moment - a.moment) <= ?",
+        "WHERE a.side = 0 AND b.side = 1 AND a.n = a.m AND abs(b.moment - a.moment) <= $2",
         src,
         window,
     )
 
 
-def _pair_unequal(store: Store, src: int, window: int, *, strong: bool) -> None:
+def _pair_unequal(tables: Tables, src: int, window: int, *, strong: bool) -> None:
     """More of one than of the other: as many pairs as there can be, at the least distance; the rest is a surplus."""
     pairs: list[tuple[object, ...]] = []
     rest: list[tuple[object, ...]] = []
     group: list[tuple[int, int, int]] = []
     last: tuple[object, object] | None = None
-    for k, isle, side, id_, at in store.rows(
+    for k, isle, side, id_, at in tables.rows(
         "SELECT k, isle, side, id, moment FROM isle WHERE n <> m ORDER BY k, isle, moment, side, id"
     ):
         if last is not None and (k, isle) != last:
@@ -203,12 +226,10 @@ def _pair_unequal(store: Store, src: int, window: int, *, strong: bool) -> None:
     if group:
         _settle(src, group, window, pairs, rest)
     kinds = {"src": "SMALLINT", "g": "BIGINT", "r": "BIGINT", "dt": "BIGINT"}
-    store.fill("more", kinds, pairs)
-    store.run("INSERT INTO pair SELECT src, g, r, 'window', 1, dt FROM more")
-    store.run("DROP TABLE more")
-    store.fill("left_over", {"src": "SMALLINT", "side": "VARCHAR", "id": "BIGINT", "n": "BIGINT", "m": "BIGINT"}, rest)
-    store.run("INSERT INTO surplus SELECT * FROM left_over")
-    store.run("DROP TABLE left_over")
+    tables.fill("more", kinds, pairs)
+    tables.add("pair", "SELECT src, g, r, 'window', 1, dt FROM more")
+    tables.fill("left_over", _SURPLUS, rest)
+    tables.add("surplus", "SELECT src, side, id, n, m FROM left_over")
 
 
 def _settle(
@@ -277,14 +298,15 @@ def _greedy(a: list[int], b: list[int], window: int) -> list[tuple[int, int]]:
     return chosen
 
 
-def _sessions(store: Store, src: int, skew: Skew) -> None:
+def _sessions(tables: Tables, src: int, skew: Skew) -> None:
     """One record for many requests (Squid's CONNECT): each request that lies within the session of its host."""
-    store.run(
-        "INSERT INTO pair SELECT $1, g, r, 'session', 0, 0 FROM (SELECT g.g, l.r, row_number() OVER "
+    tables.add(
+        "pair",
+        "SELECT $1, n.g, n.r, 'session', 0, 0 FROM (SELECT g.g, l.r, row_number() OVER "
         "(PARTITION BY g.g ORDER BY l.t, l.r) AS k FROM live l JOIN gw g ON g.host = l.host "
-        "AND g.t1 >= l.t - $2 - $3 AND g.t0 <= l.te - $2 + $3 JOIN gs s ON s.g = g.g AND s.src = $1 "
+        "AND g.t1 >= l.t - $2 - $3 AND g.t0 <= l.te - $2 + $3 JOIN gs s ON s.g = g.g AND s.src = l.src "
         "WHERE l.src = $1 AND l.kind = 'session' AND g.ev <> 'deny' "
-        "AND g.g NOT IN (SELECT g FROM pair WHERE src = $1)) WHERE k = 1",
+        "AND g.g NOT IN (SELECT g FROM pair WHERE src = $1)) n WHERE n.k = 1",
         src,
         skew.median,
         skew.window,

@@ -4,7 +4,7 @@ Nothing here holds more than a row; DuckDB itself spills to the directory when i
 """
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,7 @@ from credgate.reconcile.gateway import Call, Seen, calls
 from credgate.reconcile.model import Event, ReconcileError, Unreadable
 from credgate.reconcile.reading import Opened, Source, json_values
 from credgate.reconcile.table import csv_records
+from credgate.reconcile.tables import Columns
 from credgate.reconcile.targets import Target
 
 MEMORY = "1GB"
@@ -55,6 +56,23 @@ class Store:
         """Run a statement."""
         self.db.execute(sql, values)
 
+    def make(self, table: str, select: str, *values: object) -> None:
+        """See Tables, as of the others below."""
+        self.db.execute(f"CREATE OR REPLACE TABLE {table} AS {select}", values)
+
+    def empty(self, table: str, columns: Columns) -> None:
+        """See Tables."""
+        spec = ", ".join(f'"{name}" {kind}' for name, kind in columns.items())
+        self.db.execute(f"CREATE OR REPLACE TABLE {table} ({spec})")
+
+    def add(self, table: str, select: str, *values: object) -> None:
+        """See Tables."""
+        self.db.execute(f"INSERT INTO {table} {select}", values)
+
+    def remove(self, table: str, where: str, *values: object) -> None:
+        """See Tables."""
+        self.db.execute(f"DELETE FROM {table} WHERE {where}", values)
+
     def rows(self, sql: str, *values: object) -> Iterator[tuple[object, ...]]:
         """The rows of a query, a few at a time."""
         cursor = self.db.cursor().execute(sql, values)
@@ -72,20 +90,21 @@ class Store:
         value = self.one(sql, *values)[0]
         return value if isinstance(value, int) else 0
 
-    def fill(self, table: str, columns: Mapping[str, str], rows: Iterable[Iterable[object]]) -> None:
+    def fill(self, table: str, columns: Columns, rows: Iterable[Iterable[object]]) -> None:
         """Make a table of rows, by way of a file."""
         with _Sheet(self.directory / f"{table}.csv") as sheet:
             for row in rows:
                 sheet.write(row)
         self.load(table, columns)
 
-    def load(self, table: str, columns: Mapping[str, str]) -> None:
+    def load(self, table: str, columns: Columns) -> None:
         """Make a table of the file of its name. No line of it has an end within: `clean` has seen to that."""
         path = self.directory / f"{table}.csv"
         spec = ", ".join(f"'{name}': '{kind}'" for name, kind in columns.items())
         self.db.execute(
-            f"CREATE TABLE {table} AS SELECT * FROM read_csv('{_quoted(path)}', header=false, auto_detect=false, "
-            f"delim=',', quote='\"', escape='\"', nullstr='\\N', columns={{{spec}}}, max_line_size=8388608)"
+            f"CREATE OR REPLACE TABLE {table} AS SELECT * FROM read_csv('{_quoted(path)}', header=false, "
+            f"auto_detect=false, delim=',', quote='\"', escape='\"', nullstr='\\N', columns={{{spec}}}, "
+            "max_line_size=8388608)"
         )
         path.unlink()
 

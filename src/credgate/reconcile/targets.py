@@ -233,6 +233,8 @@ def _more_absent(own: Mapping[str, object], name: str) -> tuple[Absent, ...]:
         isinstance(rule, dict) and {"id", "why"} <= rule.keys() for rule in rules
     ):
         raise _wrong(name, "absent", rules, "a list of tables with id and why")
+    for bad in (rule["id"] for rule in rules if not re.fullmatch(r"[\w.-]{1,64}", str(rule["id"]), re.ASCII)):
+        raise _wrong(name, "absent.id", bad, "letters, digits, - and _")
     found = tuple(_absent(rule) for rule in rules)
     for pattern in (pattern for rule in found for pattern in rule.paths):
         try:
