@@ -84,7 +84,7 @@ class Remote:
     def take(self, store: Store, table: str) -> None:
         """Copy a table of the store's here."""
         name = self._new(table)
-        self._backend.create_table(name, store.db.execute(f"SELECT * FROM {table}").to_arrow_table())
+        self._backend.create_table(name, store.db.table(table).to_arrow_table())
         self._now(table, name)
 
     def give(self, store: Store, table: str) -> None:
