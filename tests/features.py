@@ -79,6 +79,7 @@ FEATURES: dict[str, Callable[[], str]] = {
     "compiler": _program("gcc", "make"),
     "curl": _program("curl"),
     "git": _program("git"),
+    "java": _program("java"),
     "less": _program("less"),
     "nginx": _program("nginx"),
     "node": _program("node"),

@@ -3,7 +3,7 @@
 
 # program:Debian package
 TEST_PROGRAMS=(
-    curl:curl git:git node:nodejs npm:npm nginx:nginx-light fcgiwrap:fcgiwrap nft:nftables openssl:openssl setpriv:util-linux
+    curl:curl git:git java:default-jre-headless node:nodejs npm:npm nginx:nginx-light fcgiwrap:fcgiwrap nft:nftables openssl:openssl setpriv:util-linux
     apache2:apache2-bin squid:squid strace:strace chromium:chromium dbus-daemon:dbus gcc:gcc less:less make:make top:procps vim.tiny:vim-tiny
 )
 
@@ -54,6 +54,32 @@ install_registry() {
     export CREDGATE_TEST_REGISTRY=$home
 }
 
+# Where the tests find what `reconcile --engine` needs: beside the venv, which everyone who only runs Credgate has too.
+engine_home() {
+    local id home
+    id=$(sha256sum <tests/targets/engine/requirements.lock)
+    for home in "$CREDGATE_PREFIX/test-engine" "${XDG_CACHE_HOME:-$HOME/.cache}/credgate/test-engine"; do
+        home=$home-${id:0:12}
+        if is_root || [ -f "$home/.complete" ]; then break; fi
+    done
+    printf '%s\n' "$home"
+}
+
+install_engine() {
+    local home
+    home=$(engine_home)
+    if [ ! -f "$home/.complete" ]; then
+        say "installing Ibis and PySpark for the tests"
+        mkdir -p "$home"
+        # PySpark comes as source alone; it is files in a directory, and nothing is compiled
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target "$home" \
+            --no-build-isolation --only-binary :all: --no-binary pyspark -r tests/targets/engine/requirements.lock >&2 ||
+            fail 1 "pip could not install what tests/targets/engine/requirements.lock names" "its own message is above"
+        touch "$home/.complete"
+    fi
+    export CREDGATE_TEST_ENGINE=$home
+}
+
 install_test_tools() {
     local missing
     mapfile -t missing < <(missing_test_packages)
@@ -65,4 +91,5 @@ install_test_tools() {
         [ "${#missing[@]}" = 0 ] || fail 3 "installed, but still not on PATH: ${missing[*]}"
     fi
     install_registry
+    install_engine
 }

@@ -72,7 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--mapping", type=Path, metavar="FILE", help="what differs at your targets (TOML)")
     parser.add_argument("--from", dest="since", type=_time, metavar="TIME", help="leave out what is earlier (RFC 3339)")
     parser.add_argument("--to", dest="until", type=_time, metavar="TIME", help="leave out what is later (RFC 3339)")
-    parser.add_argument("--report", type=Path, metavar="DIR", help="write report.json, records.csv, report.html there")
+    parser.add_argument(
+        "--report", type=Path, metavar="DIR", help="write report.html, runs.html, report.json, records.csv there"
+    )
     parser.add_argument("--engine", metavar="URI", help="join there, by Ibis, as pyspark://local[2]")
     parser.add_argument("--allow-unverified", action="store_true", help="go on with a ledger that does not verify")
     parser.add_argument("--self-test", action="store_true", help="find planted lies, and nothing in honest inputs")
@@ -150,7 +152,7 @@ def _report(store: "Store", result: "Result", options: argparse.Namespace) -> in
         if meaning.severity and class_ is not Class.COVERAGE_GAP:
             _some(list(findings(store, result, _SHOWN + 1, str(class_))))
     if options.report:
-        _say(f"report     {options.report / 'report.html'}, report.json, records.csv")
+        _say(f"report     {options.report / 'report.html'}, runs.html, report.json, records.csv")
     return int(result.severity)
 
 
@@ -183,6 +185,8 @@ def _summary(result: "Result") -> None:
     _say(f"verdict    {worst_words(result.severity)} (exit {int(result.severity)})")
     _say(f"ledger     {report.records} records, {report.status.name.lower()}; key {report.pubkey or 'none'}")
     _say(f"checkable  {result.checkable} of {result.allowed} requests")
+    if result.grouped:
+        _say(f"           {result.grouped} of them only as one of several that look alike, or by a count")
     if result.unchecked:
         _say(f"           {result.unchecked} went to targets of which no export was given")
     for part in result.parts:

@@ -117,8 +117,10 @@ FIELDS: Mapping[str, Kind] = {
     "query_names": Texts(count=32, cap=64),
     "reason": Text(),
     "req_bytes": Number(),
+    "req_sha256": Text(),  # of outcome: of the body as it was sent, where the endpoint asks for digests
     "request_id": Text(),
     "resp_bytes": Number(),
+    "resp_sha256": Text(),  # of outcome: of the body as the client got it
     "role": Text(),
     "root": Text(),  # of checkpoint and pruned: RFC 6962 root over the first tree_size lines, base64
     "route": Text(cap=256),  # of an endpoint with several targets: "WORD: RULE" of the one that it was sent to

@@ -6,6 +6,7 @@ report's. A line that is added meanwhile is left for the next time.
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
@@ -21,10 +22,14 @@ from credgate.text import escape
 
 # Headers of an answer that name no request: a time, a duration.
 _NO_IDS = frozenset({"date", "server-timing", "x-envoy-upstream-service-time"})
+_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _LEAST_ID = 6  # characters: a shorter value would pair by chance
 
 
 type Cred = tuple[str, int]  # as the target would log it (1), or a name of ours (0)
+
+
+type Body = tuple[int, str, int]  # sent (1) or received (0), SHA-256 in hex, bytes
 
 
 class Call(NamedTuple):
@@ -51,6 +56,7 @@ class Call(NamedTuple):
     dated: int = 0
     creds: tuple[Cred, ...] = ()
     ids: tuple[str, ...] = ()
+    bodies: tuple[Body, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -150,7 +156,14 @@ def _outcome(record: Mapping[str, object], end: int, _: Seen, open_: _Open) -> C
         dated=dated,
         creds=call.creds or _creds(record),
         ids=tuple(dict.fromkeys((*call.ids, *_ids(record)))),
+        bodies=_bodies(record) if "req_sha256" in record or "resp_sha256" in record else (),
     )
+
+
+def _bodies(record: Mapping[str, object]) -> tuple[Body, ...]:
+    sides = ((1, "req_sha256", "req_bytes"), (0, "resp_sha256", "resp_bytes"))
+    found = ((sent, _text(record, digest), _number(record, size)) for sent, digest, size in sides)
+    return tuple(body for body in found if _DIGEST.fullmatch(body[1]) and body[2])
 
 
 def _deny(record: Mapping[str, object], at: int, seen: Seen, _: _Open) -> Call:

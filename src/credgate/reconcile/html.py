@@ -1,11 +1,11 @@
 """The report as one HTML file: no script, nothing loaded, every text of a log's escaped, fit for print."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from html import escape
-from importlib import resources
 
 from credgate.reconcile import proof
 from credgate.reconcile.classes import CHECKED, MEANINGS, Class, Severity, severity
+from credgate.reconcile.markup import document, facts, section, table
 from credgate.reconcile.result import Part, Result
 from credgate.reconcile.rows import Ours, Row, Theirs, findings, timelines, worst_words
 from credgate.reconcile.store import Store
@@ -33,19 +33,11 @@ def page(store: Store, result: Result, summary: Mapping[str, object]) -> str:
             _meanings(),
         )
     )
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1"><meta name="color-scheme" content="light">'
-        f"<title>Reconciliation: {_LABELS[result.severity]}</title><style>{_style()}</style></head>\n<body>{body}"
-        f'<p class="soft">{escape(str(summary["tool"]))}, report form {summary["schema"]}. '
-        "All records with their classes: records.csv; all findings: report.json.</p></body></html>\n"
+    about = (
+        f"{escape(str(summary['tool']))}, report form {summary['schema']}. "
+        "All records with their classes: records.csv; all findings: report.json; what runs share: runs.html."
     )
-
-
-def _style() -> str:
-    return resources.files("credgate.reconcile").joinpath("report.css").read_text("utf-8")
+    return document(f"Reconciliation: {_LABELS[result.severity]}", body, about)
 
 
 def _head(result: Result) -> str:
@@ -79,6 +71,8 @@ def _when(result: Result) -> str:
 
 def _not_checked(result: Result) -> str:
     parts = []
+    if result.grouped:
+        parts.append(f"{result.grouped} of them only as one of several that look alike, or by a count")
     if result.unchecked:
         parts.append(f"{result.unchecked} went to targets of which no export was given")
     if result.seen.tunnels:
@@ -116,25 +110,9 @@ def _totals(result: Result) -> dict[str, int]:
     return dict(sorted(totals.items(), key=lambda item: order.index(Class(item[0]))))
 
 
-def _table(head: Iterable[tuple[str, str]], rows: Iterable[Iterable[str]], kind: str = "") -> str:
-    columns = list(head)
-    top = "".join(f'<th scope="col" class="{mark}">{title}</th>' for title, mark in columns)
-    body = "".join(
-        "<tr>"
-        + "".join(f'<td class="{mark}">{cell}</td>' for cell, (_, mark) in zip(row, columns, strict=True))
-        + "</tr>"
-        for row in rows
-    )
-    return f'<table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
-
-
 def _tone(name: str) -> str:
     label = _LABELS[severity(name)]
     return f'<span class="tag {label}">{escape(name)}</span>'
-
-
-def _section(title: str, body: str) -> str:
-    return f'<h2 id="{title.lower().replace(" ", "-")}">{title}</h2>{body}'
 
 
 def _counts(result: Result) -> str:
@@ -152,14 +130,14 @@ def _counts(result: Result) -> str:
         else ""
     )
     head = [("Class", ""), ("Requests", "n"), ("Records", "n"), ("What it means", "")]
-    return _section("Counts", note + _table(head, rows))
+    return section("Counts", note + table(head, rows))
 
 
 def _of_sources(result: Result) -> str:
     if not result.findings:
         return ""
     rows = [[_tone(item.class_), escape(item.source), escape(item.words)] for item in result.findings]
-    return _section("Findings about whole exports", _table([("Class", ""), ("Source", ""), ("What", "")], rows))
+    return section("Findings about whole exports", table([("Class", ""), ("Source", ""), ("What", "")], rows))
 
 
 def _timelines(store: Store, result: Result) -> str:
@@ -168,7 +146,7 @@ def _timelines(store: Store, result: Result) -> str:
         return ""
     figures = "".join(f"<figure><figcaption>{escape(line.title)}</figcaption>{chart(line)}</figure>" for line in lines)
     keys = "".join(_legend(tone, words) for tone, words in zip(TONES, _KINDS, strict=True))
-    return _section("Over time", f'<p class="soft">{keys}</p>{figures}')
+    return section("Over time", f'<p class="soft">{keys}</p>{figures}')
 
 
 _KINDS = ("in agreement", "expected to be absent, or pending", "findings")
@@ -191,8 +169,8 @@ def _findings(store: Store, result: Result) -> str:
         more = f'<p class="soft">The first {shown}; the others are in report.json.</p>' if len(rows) > shown else ""
         cells = [[escape(row.words) + _join(row), _ours(row.ours), _theirs(row.theirs)] for row in rows[:shown]]
         head = [("Why", ""), ("In the ledger", ""), ("At the target", "")]
-        out.append(f"<h3>{_tone(name)}</h3>{more}{_table(head, cells, 'findings')}")
-    return _section("Findings", "".join(out) or "<p>None.</p>")
+        out.append(f"<h3>{_tone(name)}</h3>{more}{table(head, cells, 'findings')}")
+    return section("Findings", "".join(out) or "<p>None.</p>")
 
 
 def _join(row: Row) -> str:
@@ -226,15 +204,14 @@ def _theirs(side: Theirs | None) -> str:
 
 
 def _shared(result: Result) -> str:
-    if not result.shared:
+    if not result.shared and not result.contents:
         return ""
-    rows = [[escape(host), str(runs), str(requests)] for host, runs, requests in result.shared]
-    head = [("Host", ""), ("Runs", "n"), ("Requests", "n")]
-    return _section("Targets that several runs reached", _table(head, rows))
+    words = f"{len(result.shared)} hosts and {len(result.contents)} contents: runs.html has them."
+    return section("What several runs shared", f"<p>{words}</p>")
 
 
 def _sources(result: Result) -> str:
-    return _section("Exports", "".join(_source(part) for part in result.parts))
+    return section("Exports", "".join(_source(part) for part in result.parts))
 
 
 def _source(part: Part) -> str:
@@ -246,7 +223,7 @@ def _source(part: Part) -> str:
     )
     checked = sum(count for name, count in part.gateway.items() if name in CHECKED)
     asked = sum(count for name, count in part.gateway.items() if name not in (Class.DENIED, Class.DENY_BUT_SEEN))
-    facts = [
+    said = [
         ("Hosts", ", ".join(part.target.hosts) or "none"),
         ("Could be checked", f"{checked} of {asked} requests to these hosts"),
         ("Clock against ours", clock),
@@ -264,18 +241,12 @@ def _source(part: Part) -> str:
         for file in part.files
     ]
     head = [("File", ""), ("Records", "n"), ("Unreadable", ""), ("SHA-256", "")]
-    return (
-        f"<h3>{escape(part.target.title)} ({escape(part.target.name)})</h3>{_facts(facts)}{_table(head, rows, 'files')}"
-    )
-
-
-def _facts(facts: Iterable[tuple[str, str]]) -> str:
-    return "<dl>" + "".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts) + "</dl>"
+    return f"<h3>{escape(part.target.title)} ({escape(part.target.name)})</h3>{facts(said)}{table(head, rows, 'files')}"
 
 
 def _ledger(result: Result) -> str:
     seen, report = result.seen, result.seen.report
-    facts = [
+    said = [
         ("State", report.status.name.lower()),
         ("Key", f"{report.pubkey} ({report.trust or 'not checked'})" if report.pubkey else "none"),
         ("Signed", f"{report.signed} of {report.records} records"),
@@ -286,11 +257,11 @@ def _ledger(result: Result) -> str:
         ("Policies, SHA-256", ", ".join(sorted(seen.policies)) or "none named"),
         ("Notes", "; ".join(report.notes) or "none"),
     ]
-    return _section("Ledger", _facts(facts))
+    return section("Ledger", facts(said))
 
 
 def _parameters(result: Result) -> str:
-    facts = [
+    said = [
         (escape(name), "not given" if value is None else str(value))
         for name, value in result.parameters.items()
         if name != "sources"
@@ -314,9 +285,9 @@ def _parameters(result: Result) -> str:
         ("Key", ""),
         ("Expected to be absent", ""),
     ]
-    return _section("Parameters", _facts(facts) + _table(head, rows))
+    return section("Parameters", facts(said) + table(head, rows))
 
 
 def _meanings() -> str:
     rows = [[_tone(name), _LABELS[m.severity], escape(m.words)] for name, m in MEANINGS.items()]
-    return _section("All classes", _table([("Class", ""), ("Severity", ""), ("What it means", "")], rows))
+    return section("All classes", table([("Class", ""), ("Severity", ""), ("What it means", "")], rows))

@@ -10,8 +10,9 @@ from credgate.reconcile import proof
 from credgate.reconcile.classes import MEANINGS, severity
 from credgate.reconcile.html import page
 from credgate.reconcile.model import ReconcileError
-from credgate.reconcile.result import FORM, Part, Result
+from credgate.reconcile.result import FORM, Finding, Part, Result
 from credgate.reconcile.rows import Row, findings, prepare, worst_words, write_csv
+from credgate.reconcile.runs import Content, runs_page
 from credgate.reconcile.store import Store
 from credgate.reconcile.times import show
 
@@ -29,6 +30,9 @@ def write_report(store: Store, result: Result, directory: Path | None) -> dict[s
         _write_json(store, result, summary, directory / "report.json")
         write_csv(store, (directory / "records.csv").resolve())
         (directory / "report.html").write_text(page(store, result, summary), "utf-8")
+        about = f"{summary['tool']}, report form {summary['schema']}."
+        shared = runs_page(result.shared, result.contents, result.digests, about)
+        (directory / "runs.html").write_text(shared, "utf-8")
         (directory / SCHEMA).write_text(schema(), "utf-8")
     except OSError as error:
         why = (error.strerror or str(error)).lower()
@@ -53,46 +57,66 @@ def summarize(result: Result) -> dict[str, object]:
             "words": worst_words(result.severity),
             "verified": proof.signature(report) is not proof.Signature.NONE,
         },
-        "ledger": {
-            "state": report.status.name.lower(),
-            "proof": proof.words(report),
-            "signature": str(proof.signature(report)),
-            "attested": proof.attested(report),
-            "pubkey": report.pubkey,
-            "signed_records": report.signed,
-            "records": report.records,
-            "last_sha256": report.last_sha256,
-            "witness": report.witness,
-            "notes": list(report.notes),
-            "first": show(result.seen.first) if result.seen.records else None,
-            "last": show(result.seen.last) if result.seen.records else None,
-            "allowed": result.seen.allowed,
-            "denied": result.seen.denied,
-            "tunnels": result.seen.tunnels,
-            "policy_sha256": sorted(result.seen.policies),
-        },
+        "ledger": _ledger(result),
         "completeness": {
             "requests": result.allowed,
             "checkable": result.checkable,
+            "in_groups": result.grouped,
             "without_export": result.unchecked,
             "tunnels": result.seen.tunnels,
         },
         "sources": [_source(part) for part in result.parts],
-        "source_findings": [
-            {
-                "source": item.source,
-                "class": str(item.class_),
-                "severity": int(severity(item.class_)),
-                "count": item.count,
-                "words": item.words,
-            }
-            for item in result.findings
-        ],
-        "shared_targets": [{"host": host, "runs": runs, "requests": n} for host, runs, n in result.shared],
+        "source_findings": [_source_finding(item) for item in result.findings],
+        "shared_targets": [{"host": item.host, "runs": item.runs, "requests": item.requests} for item in result.shared],
+        "shared_contents": [_content(item) for item in result.contents],
         "classes": {
             str(name): {"severity": int(meaning.severity), "words": meaning.words} for name, meaning in MEANINGS.items()
         },
         "parameters": dict(result.parameters),
+    }
+
+
+def _ledger(result: Result) -> dict[str, object]:
+    report = result.seen.report
+    return {
+        "state": report.status.name.lower(),
+        "proof": proof.words(report),
+        "signature": str(proof.signature(report)),
+        "attested": proof.attested(report),
+        "pubkey": report.pubkey,
+        "signed_records": report.signed,
+        "records": report.records,
+        "last_sha256": report.last_sha256,
+        "witness": report.witness,
+        "notes": list(report.notes),
+        "first": show(result.seen.first) if result.seen.records else None,
+        "last": show(result.seen.last) if result.seen.records else None,
+        "allowed": result.seen.allowed,
+        "denied": result.seen.denied,
+        "tunnels": result.seen.tunnels,
+        "policy_sha256": sorted(result.seen.policies),
+    }
+
+
+def _source_finding(item: Finding) -> dict[str, object]:
+    return {
+        "source": item.source,
+        "class": str(item.class_),
+        "severity": int(severity(item.class_)),
+        "count": item.count,
+        "words": item.words,
+    }
+
+
+def _content(item: Content) -> dict[str, object]:
+    return {
+        "sha256": item.sha256,
+        "bytes": item.size,
+        "runs": item.runs,
+        "sent": item.sent,
+        "received": item.received,
+        "hosts": list(item.hosts),
+        "passed_on": item.passed,
     }
 
 

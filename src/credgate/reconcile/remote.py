@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -126,7 +127,7 @@ class Remote:
 
 
 @contextmanager
-def connected(uri: str) -> Iterator[Remote]:
+def connected(uri: str, scratch: Path) -> Iterator[Remote]:
     """An engine by its URI. Raises ReconcileError where packages are missing, there is none, or it fails."""
     try:
         import ibis  # noqa: PLC0415  optional, and a second to load
@@ -137,7 +138,9 @@ def connected(uri: str) -> Iterator[Remote]:
     except ImportError as error:
         raise ReconcileError("engine_missing", f"--engine needs more packages: {error}", _HINT, 2) from error
     try:
-        remote = Remote(ibis.pyspark.connect(_spark(uri)) if scheme == "pyspark" else ibis.connect(uri), sqlglot)
+        remote = Remote(
+            ibis.pyspark.connect(_spark(uri, scratch)) if scheme == "pyspark" else ibis.connect(uri), sqlglot
+        )
         try:
             yield remote
         finally:
@@ -159,7 +162,7 @@ def _of_spark(scheme: str) -> tuple[type[Exception], ...]:
     return (PySparkException, Py4JError)
 
 
-def _spark(uri: str) -> Any:
+def _spark(uri: str, scratch: Path) -> Any:
     """A session: `pyspark://local[2]?spark.driver.memory=4g`, `pyspark://spark://host:7077`; `pyspark://` alone leaves
     the master to Spark's own settings.
     """
@@ -170,7 +173,10 @@ def _spark(uri: str) -> Any:
     builder = SparkSession.builder.appName("credgate reconcile")
     if master:
         builder = builder.master(master)
-    for name, value in (_SPARK | dict(parse_qsl(settings))).items():
+    given = dict(parse_qsl(settings))
+    # by default the tables of a session in this process would lie in the directory that one happens to stand in
+    own = {"spark.sql.warehouse.dir": str(scratch / "warehouse")} if master.startswith("local") else {}
+    for name, value in (_SPARK | own | given).items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.conf.set("spark.sql.execution.arrow.pyspark.enabled", "true")  # else rows pass through Python one by one
@@ -179,7 +185,7 @@ def _spark(uri: str) -> Any:
 
 def at_engine[T](uri: str, store: Store, stages: Callable[[Remote], T]) -> T:
     """Run the stages there: what they read goes over, what they find comes back into the store."""
-    with connected(uri) as remote:
+    with connected(uri, store.directory) as remote:
         for table in INPUTS:
             remote.take(store, table)
         found = stages(remote)

@@ -7,6 +7,7 @@ from credgate.reconcile.classes import CHECKED, Class, Severity, severity
 from credgate.reconcile.gateway import Seen
 from credgate.reconcile.join import OFF, Skew
 from credgate.reconcile.reading import Source
+from credgate.reconcile.runs import Content, Shared, shared_contents, shared_targets
 from credgate.reconcile.store import Store
 from credgate.reconcile.targets import Target
 from credgate.reconcile.times import show
@@ -49,7 +50,10 @@ class Result:
     checkable: int = 0
     allowed: int = 0
     findings: list[Finding] = field(default_factory=list)
-    shared: list[tuple[str, int, int]] = field(default_factory=list)  # host, runs, requests
+    grouped: int = 0  # of the checkable ones: checked only as one of several that look alike, or by a count
+    shared: list[Shared] = field(default_factory=list)
+    contents: list[Content] = field(default_factory=list)
+    digests: int = 0  # bodies of which the ledger holds one
 
     @property
     def severity(self) -> Severity:
@@ -84,13 +88,12 @@ def gather(store: Store, result: Result) -> None:
     result.checkable = store.number(
         "SELECT count(DISTINCT g) FROM gres WHERE class IN (SELECT unnest(?))", sorted(CHECKED)
     )
-    result.shared = [
-        (str(host), int(str(runs)), int(str(requests)))
-        for host, runs, requests in store.rows(
-            "SELECT host, count(DISTINCT run) AS k, count(*) FROM gw WHERE host <> '' AND ev <> 'deny' "
-            "GROUP BY host HAVING k > 1 ORDER BY k DESC, host LIMIT 200"
-        )
-    ]
+    result.grouped = store.number(
+        "SELECT count(DISTINCT g) FROM gres WHERE class IN ('matched-group', 'ambiguous') AND g NOT IN "
+        "(SELECT g FROM gres WHERE class IN ('matched', 'field-mismatch', 'out-of-window', 'gateway-only'))"
+    )
+    result.shared, result.contents = shared_targets(store), shared_contents(store)
+    result.digests = store.number("SELECT count(*) FROM gbody")
 
 
 def _counts(store: Store, sql: str, src: int) -> dict[str, int]:

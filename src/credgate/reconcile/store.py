@@ -126,18 +126,22 @@ class _Sheet:
 
 
 def take_ledger(store: Store, directory: Path, seen: Seen) -> None:
-    """Fill `gw`, `gid` (request ids) and `gcred` (credentials)."""
+    """Fill `gw`, `gid` (request ids), `gcred` (credentials) and `gbody` (digests of bodies)."""
     with ExitStack() as stack:
-        main, ids, creds = (stack.enter_context(_Sheet(store.directory / f"{t}.csv")) for t in ("gw", "gid", "gcred"))
+        names = ("gw", "gid", "gcred", "gbody")
+        main, ids, creds, bodies = (stack.enter_context(_Sheet(store.directory / f"{name}.csv")) for name in names)
         for call in calls(directory, seen):
             _write_call(call, main, ids, creds)
+            for body in call.bodies:
+                bodies.write((call.seq, *body))
     store.load("gw", _CALLS)
     store.load("gid", {"g": "BIGINT", "id": "VARCHAR"})
+    store.load("gbody", {"g": "BIGINT", "sent": "TINYINT", "sha256": "VARCHAR", "size": "BIGINT"})
     store.load("gcred", {"g": "BIGINT", "cred": "VARCHAR", "fp": "TINYINT"})
 
 
 def _write_call(call: Call, main: _Sheet, ids: _Sheet, creds: _Sheet) -> None:
-    main.write(call[:-2])
+    main.write(call[:-3])
     for item in call.ids:
         ids.write((call.seq, item))
     for cred in call.creds:

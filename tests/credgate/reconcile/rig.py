@@ -11,6 +11,7 @@ from credgate.reconcile.rows import Row, findings, prepare
 from credgate.reconcile.store import Store
 
 SECOND = 1_000_000
+_OF_OUTCOME = ("ids", "req_bytes", "req_sha256", "resp_bytes", "resp_sha256", "reason")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,7 +28,7 @@ class Case:
         """An allowed request and its outcome; status None: no outcome."""
         self.number += 1
         begin = BEGIN + int(at * SECOND)
-        outcome = {name: more.pop(name) for name in ("ids", "resp_bytes", "reason") if name in more}
+        outcome = {name: more.pop(name) for name in _OF_OUTCOME if name in more}
         common = {"run": more.pop("run", "r-1"), "host": host, "port": 443, "scheme": "https", "verdict": "allow"}
         intent = {**common, "method": "GET", "path": "/", **more}
         self.entries.append((begin, "intent", self.number, intent))

@@ -280,7 +280,8 @@ def test_several_runs_at_one_target_are_named(case: Case) -> None:
     case.call(10, path="/a", run="r-1")
     case.call(20, path="/b", run="r-2")
     case.export("log", web(10, "/a"), web(20, "/b"))
-    assert case.run("nginx=log").result.shared == [("a.example", 2, 2)]
+    (shared,) = case.run("nginx=log").result.shared
+    assert (shared.host, shared.runs, shared.requests, shared.names) == ("a.example", 2, 2, ("r-1", "r-2"))
 
 
 def best_by_trying(a: list[int], b: list[int], window: int) -> tuple[int, int]:

@@ -71,7 +71,6 @@ def test_json_on_stdout_is_one_document(worlds: Path, capsys: pytest.CaptureFixt
 
 
 WRONG = [
-    (["--engine", "duckdb://"], "--engine: not yet"),
     (["--pubkey", "k"], "--pubkey k"),
     (["--source", "nginx"], "expected FORMAT=PATH"),
     (["--source", "nonesuch=x"], "unknown"),

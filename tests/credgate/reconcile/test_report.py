@@ -1,6 +1,7 @@
 """The report's files: true to their schema, the same each time, and harmless whatever a log holds."""
 
 import csv
+import hashlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from credgate import cli
 from credgate.reconcile.classes import MEANINGS
 from credgate.reconcile.engine import reconcile
 from credgate.reconcile.fabricate import BEGIN, honest
@@ -139,13 +141,11 @@ def test_same_inputs_same_bytes(mixed: Path, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     subprocess.run(["cp", "-r", mixed, moved], check=True)
     one, two = written(mixed, tmp_path / "one"), written(moved, tmp_path / "two")
-    assert sorted(one) == ["records.csv", "report.html", "report.json", "report.schema.json"]
+    assert sorted(one) == ["records.csv", "report.html", "report.json", "report.schema.json", "runs.html"]
     assert one == two
 
 
 def test_a_report_of_all_kinds_follows_the_schema_and_names_its_inputs(mixed: Path, tmp_path: Path) -> None:
-    import hashlib
-
     files = written(mixed, tmp_path / "out")
     report = json.loads(files["report.json"])
     jsonschema.Draft202012Validator(json.loads(schema())).validate(report)
@@ -177,21 +177,78 @@ def test_rows_are_as_many_as_requests_and_records(mixed: Path, tmp_path: Path) -
 def test_a_browser_shows_it_and_prints_it(mixed: Path, tmp_path: Path) -> None:
     written(mixed, tmp_path / "out")
     page = tmp_path / "out" / "report.html"
+    for name in ("report", "runs"):
+        page = tmp_path / "out" / f"{name}.html"
+        shot, paper = tmp_path / f"{name}.png", tmp_path / f"{name}.pdf"
+        browse(page, tmp_path, "--window-size=1180,900", f"--screenshot={shot}")
+        browse(page, tmp_path, "--no-pdf-header-footer", f"--print-to-pdf={paper}")
+        # a blank page of this size is a tenth of that
+        assert shot.stat().st_size > {"report": 40_000, "runs": 15_000}[name]
+        assert (
+            paper.read_bytes().startswith(b"%PDF") and paper.stat().st_size > {"report": 40_000, "runs": 10_000}[name]
+        )
+
+
+def browse(page: Path, home: Path, *wanted: str) -> str:
+    """What a headless Chromium says of a page, whose own policy allows no script."""
     common = [
         "chromium", "--headless", "--disable-gpu", "--disable-quic", "--no-first-run",
         "--disable-background-networking",
-        "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}", "--hide-scrollbars",
+        "--disable-component-update", "--disable-sync", f"--user-data-dir={home / 'profile'}", "--hide-scrollbars",
         *(["--no-sandbox"] if os.geteuid() == 0 else []),
     ]  # fmt: skip
-    env = {**os.environ, "HOME": str(tmp_path)}
-    shot, paper = tmp_path / "shot.png", tmp_path / "paper.pdf"
-    wanted = ["--window-size=1180,900", f"--screenshot={shot}"]
-    subprocess.run([*common, *wanted, page.as_uri()], check=True, capture_output=True, timeout=60, env=env)
-    wanted = ["--no-pdf-header-footer", f"--print-to-pdf={paper}"]
-    subprocess.run([*common, *wanted, page.as_uri()], check=True, capture_output=True, timeout=60, env=env)
-    # a blank page of this size is a tenth of that
-    assert shot.stat().st_size > 40_000
-    assert paper.read_bytes().startswith(b"%PDF") and paper.stat().st_size > 40_000
+    env = {**os.environ, "HOME": str(home)}
+    argv = [*common, *wanted, page.as_uri()]
+    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60, env=env).stdout
+
+
+@pytest.mark.needs("chromium")
+def test_a_browser_that_may_run_no_script_holds_all_of_the_text(mixed: Path, tmp_path: Path) -> None:
+    files = written(mixed, tmp_path / "out")
+    assert b"default-src 'none'" in files["report.html"].partition(b"<body>")[0]
+    text = " ".join(Page(browse(tmp_path / "out" / "report.html", tmp_path, "--dump-dom")).text)
+    report = json.loads(files["report.json"])
+    assert report["ledger"]["proof"] in text
+    assert report["verdict"]["words"] in text
+    assert all(item["words"] in text for item in report["findings"] if item["class"] != "coverage-gap")
+
+
+A, B = hashlib.sha256(b"a body").hexdigest(), hashlib.sha256(b"another").hexdigest()
+
+
+@pytest.fixture
+def bodies(tmp_path: Path) -> Path:
+    """One run gets a body, another sends it elsewhere; of one that a single run had twice nothing is to be said."""
+    case = Case(directory=tmp_path)
+    case.call(5, path="/in", run="r-1", resp_sha256=A, resp_bytes=6)
+    case.call(9, path="/out", run="r-2", host="b.example", req_sha256=A, req_bytes=6)
+    case.call(12, path="/same", run="r-3", resp_sha256=B, resp_bytes=7)
+    case.call(13, path="/same", run="r-3", resp_sha256=B, resp_bytes=7)
+    case.call(14, path="/<i>", run="r-4", resp_sha256="<script>", resp_bytes=7)
+    case.export("log", web(5, "/in", size=6))
+    case.run("nginx@a.example=log")
+    sources = ("--source", f"nginx@a.example={tmp_path / 'log'}", "--report", str(tmp_path / "out"))
+    assert cli.main(["reconcile", "--ledger", str(tmp_path / "ledger"), *sources]) in (0, 3)
+    return tmp_path / "out"
+
+
+def test_contents_that_several_runs_had_are_on_the_page_of_runs(bodies: Path) -> None:
+    report = json.loads((bodies / "report.json").read_text())
+    jsonschema.Draft202012Validator(json.loads(schema())).validate(report)
+    (content,) = report["shared_contents"]
+    assert content == {
+        "sha256": A, "bytes": 6, "runs": 2, "sent": 1, "received": 1, "hosts": ["a.example", "b.example"],
+        "passed_on": True,
+    }  # fmt: skip
+    text = (bodies / "runs.html").read_text()
+    page = Page(text)
+    assert A in text and B not in text and "passed on" in text
+    assert not page.tags & {"script", "img", "iframe", "a", "link", "i"} and page.links == []
+    assert "a.example" in text.partition("Targets</h2>")[2]
+
+
+def test_without_digests_the_page_of_runs_says_so(mixed: Path, tmp_path: Path) -> None:
+    assert "no digest of a body" in written(mixed, tmp_path / "out")["runs.html"].decode()
 
 
 def test_nothing_to_check_is_said(tmp_path: Path) -> None:

@@ -166,3 +166,6 @@ def test_without_ids_the_share_that_is_ambiguous_is_reported(trail: tuple[Case, 
     assert sum(part.gateway.values()) == len(found)
     assert set(part.gateway) <= {"matched", "matched-group", "ambiguous"}
     assert part.gateway.get("matched-group", 0) > 0
+    # the report says of how many it can't be said which is which
+    assert said.result.grouped == part.gateway["matched-group"] + part.gateway.get("ambiguous", 0)
+    assert said.result.checkable == len(found)
