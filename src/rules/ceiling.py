@@ -142,6 +142,7 @@ def _misfits(where: str, inner: Endpoint, outer: Endpoint) -> list[Problem]:
         "spki": not outer.spki or bool(inner.spki and inner.spki <= outer.spki),
         "proxy": inner.proxy == outer.proxy,
         "correlate": inner.correlate >= outer.correlate,
+        "digest": inner.digest >= outer.digest,
     }
     for key, fits in facts.items():
         if not fits:

@@ -119,6 +119,8 @@ def _dialled(endpoint: Endpoint) -> Iterator[tuple[str, str]]:
         yield "correlate", ", ".join(sorted(endpoint.correlate)) or "nothing"
     if endpoint.fingerprint is not None:
         yield "fingerprint", endpoint.fingerprint
+    if endpoint.digest:
+        yield "digest", "SHA-256 of bodies goes into the ledger"
     if endpoint.proxy is not None:
         yield "proxy", _proxy(endpoint.proxy)
     if endpoint.foreign != "strip":

@@ -18,7 +18,7 @@ from rules.tables import Table, closest, is_name, join, show
 
 KEYS = (
     *("host", "port", "address", "dial_port", "tls", "alpn", "ca", "foreign", "protocol", "allow", "deny"),
-    *("spki", "proxy", "listen", "correlate", "fingerprint", "pack", "host_from", "route"),
+    *("spki", "proxy", "listen", "correlate", "fingerprint", "digest", "pack", "host_from", "route"),
 )
 LATER: tuple[str, ...] = ()
 ALPN = ("http/1.1", "h2")
@@ -26,9 +26,12 @@ _DNS_PORT = 53
 _TAKEN = frozenset({_DNS_PORT, 80, 443})
 _NOT_OPAQUE = (
     *("tls", "alpn", "ca", "spki", "proxy", "dial_port", "foreign", "allow", "deny"),
-    *("correlate", "fingerprint", "pack", "route"),
+    *("correlate", "fingerprint", "digest", "pack", "route"),
 )
-_OF_TARGETS = ("address", "dial_port", "ca", "spki", "proxy", "foreign", "host_from", "correlate", "fingerprint")
+_OF_TARGETS = (
+    *("address", "dial_port", "ca", "spki", "proxy", "foreign", "host_from"),
+    *("correlate", "fingerprint", "digest"),
+)
 _SHA256 = 32
 _WIDEST = {4: 8, 6: 7}  # 10.0.0.0/8 (RFC 1918) and fc00::/7 (RFC 4193) are the widest private ranges
 
@@ -77,6 +80,7 @@ def _endpoint(name: str, table: Table, context: Context) -> Endpoint:
         listen=listen,
         correlate=_correlate(table),
         fingerprint=table.choice("fingerprint", Fingerprint, Fingerprint.HMAC) if table.has("fingerprint") else None,
+        digest=table.flag("digest", default=False),
         allow=allow,
         deny=deny,
         route=_route(table),

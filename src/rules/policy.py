@@ -203,6 +203,7 @@ class Endpoint:
     listen: int = 0
     correlate: frozenset[Correlate] = DEFAULT
     fingerprint: Fingerprint | None = None
+    digest: bool = False  # the ledger gets SHA-256 of what bodies pass
     allow: tuple[AllowRule, ...] = ()
     deny: tuple[DenyRule, ...] = ()
     origin: Origin | None = None  # with host_from: what it was resolved from

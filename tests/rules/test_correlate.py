@@ -115,6 +115,12 @@ def test_no_signature_breaks_it(value: bytes, target: str) -> None:
     signed_names(((b"authorization", b"AWS4-HMAC-SHA256 " + value), (b"signature-input", value)), target)
 
 
+def test_digests_are_asked_for_by_an_endpoint_alone() -> None:
+    host = 'host = "api.github.com"\n'
+    for text, want in (("", False), ("digest = true\n", True), ("digest = false\n", False)):
+        assert load(WHOLE.replace(host, host + text, 1)).endpoints["github-api"].digest is want
+
+
 def test_the_policy_says_which() -> None:
     host = 'host = "api.github.com"\n'
     for text, want in (
@@ -134,6 +140,7 @@ def test_the_policy_says_which() -> None:
         ('correlate = ["user-agent", "user-agent"]', "correlate[1]", "twice"),
         ('correlate = "user-agent"', "correlate", "an array"),
         ('fingerprint = "sha1"', "fingerprint", "expected"),
+        ('digest = "sha256"', "digest", "true or false"),
     ],
 )
 def test_a_wrong_word_is_a_load_error(text: str, where: str, said: str) -> None:

@@ -10,6 +10,7 @@ from mitmproxy.http import HTTPFlow
 
 from credgate.gateway.cleaning import Cleaning
 from credgate.gateway.clientcert import Identity
+from credgate.gateway.digests import Digests
 from credgate.gateway.leaving import Leaving
 from credgate.gateway.quoted import Quoted
 from credgate.gateway.refusal import Refusal
@@ -78,6 +79,7 @@ class Exchange:
     leaving: Leaving | None = field(default=None, repr=False)  # of its body, where that is streamed
     cleaning: Cleaning | None = field(default=None, repr=False)  # of its answer, where that is searched
     quoted: Quoted | None = field(default=None, repr=False)  # looks for placeholders in the request's body
+    digests: Digests | None = field(default=None, repr=False)  # of its bodies, where the endpoint asks for them
     scrubbed: list[str] = field(default_factory=list)  # what was written over, in words of the ledger
     client_gone: bool = False
     finished: bool = False  # an outcome or a denial is in the ledger

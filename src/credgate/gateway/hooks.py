@@ -198,6 +198,8 @@ class Hooks:
         if over is not None:
             self.steps.refuse(state, exchange, wire, over)
             return False
+        if exchange.digests is not None:
+            exchange.digests.sent((flow.request.raw_content or b"",))
         exchange.refusal = None
         return True
 
@@ -309,6 +311,8 @@ class Hooks:
         refused = self.steps.sent(handler.state, exchange, len(clean))
         if refused is not None:  # in the middle of a body nothing is left but to break it off
             handler.end(refused.reason, refused.hint)
+        elif exchange.digests is not None:
+            exchange.digests.sent((clean,))
         self._await_answer(handler, flow, exchange)
         return [clean] if clean else []
 
@@ -322,6 +326,8 @@ class Hooks:
                 handler.end(Reason.RESPONSE_UNREADABLE, str(why))
                 return []
         self.steps.received(exchange, len(data))
+        if exchange.digests is not None:
+            exchange.digests.received((data,))
         return [data] if data else []
 
     def _await_answer(self, handler: "GateHandler", flow: HTTPFlow, exchange: Exchange) -> None:

@@ -15,6 +15,7 @@ from credgate.gateway.cleaning import is_wanted, plainly
 from credgate.gateway.clientcert import Identities, Identity, certificate_of
 from credgate.gateway.decoded import Undecodable, decoded
 from credgate.gateway.dial import Dialler
+from credgate.gateway.digests import Digests
 from credgate.gateway.exchange import ClientState, Exchange, Key, Target
 from credgate.gateway.leaving import Leaving, leak_of
 from credgate.gateway.livedecoys import LiveDecoys
@@ -123,6 +124,7 @@ class Judge:
             if isinstance(target, Deny):
                 return target
             exchange.allow, exchange.target = allow, target
+            exchange.digests = Digests() if target.endpoint.digest else None
             exchange.pin = state.pins.get(target.key, "") or str(target.addresses[0])
             out, bindings = await self._rewritten(state.run, exchange, request, allow, body)
             # now that its own secrets are known

@@ -163,6 +163,8 @@ class TargetSide(layer.Layer):
         if over is not None:
             yield from self._break_off(turn, over, over.hint)
             return
+        if turn.exchange.digests is not None:
+            turn.exchange.digests.sent(pieces)
         self._wait_for_answer(turn)
         data = chunk(pieces, last=body.done) if isinstance(body, Chunked) else b"".join(pieces)
         if head or data:
@@ -248,6 +250,8 @@ class TargetSide(layer.Layer):
             if cleaning.decodes and turn.unsent and not (pieces or last):
                 return
         self._steps.received(turn.exchange, sum(map(len, pieces)))
+        if turn.exchange.digests is not None:
+            turn.exchange.digests.received(pieces)
         head, turn.unsent, turn.exchange.refusal = turn.unsent, b"", None
         out = head + (chunk(pieces, last=last) if turn.chunked else b"".join(pieces))
         if last:

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from credgate.gateway.digests import digests_of
 from credgate.gateway.exchange import ClientState, Exchange
 from credgate.gateway.floods import WINDOW, Fields, Floods
 from credgate.gateway.refusal import Refusal
@@ -78,6 +79,7 @@ class Records:
             status=exchange.status or None,
             req_bytes=exchange.req_bytes,
             resp_bytes=exchange.resp_bytes,
+            **digests_of(exchange, reason),
             ms=exchange.ms,
             ids=exchange.ids,
             placeholder_skipped=() if exchange.quoted is None else tuple(sorted(exchange.quoted.found)),
