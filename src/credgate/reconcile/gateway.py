@@ -5,13 +5,14 @@ report's. A line that is added meanwhile is left for the next time.
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from credgate.ledger.chain import GENESIS
 from credgate.ledger.files import segment_lines, segments
@@ -22,6 +23,7 @@ from credgate.text import escape
 
 # Headers of an answer that name no request: a time, a duration.
 _NO_IDS = frozenset({"date", "server-timing", "x-envoy-upstream-service-time"})
+_DECODE = msgspec.json.Decoder(dict[str, object]).decode
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _LEAST_ID = 6  # characters: a shorter value would pair by chance
 
@@ -106,7 +108,7 @@ def _records(directory: Path, seen: Seen) -> Iterator[Mapping[str, object]]:
         for line in _lines(directory):
             if read == report.records:
                 break
-            record = json.loads(line)
+            record = _DECODE(line)
             if record.get("prev") != before:
                 raise ValueError("prev")
             before = hashlib.sha256(line).hexdigest()
@@ -114,7 +116,7 @@ def _records(directory: Path, seen: Seen) -> Iterator[Mapping[str, object]]:
             yield record
     except OSError as error:
         raise ReconcileError("ledger_unreadable", f"can't read {directory}: {error.strerror}", "", 2) from error
-    except ValueError as error:
+    except (ValueError, msgspec.DecodeError) as error:
         raise _changed(directory) from error
     if sound and (read != report.records or before != report.last_sha256):
         raise _changed(directory)
@@ -221,7 +223,9 @@ def _call(record: Mapping[str, object], at: int) -> Call:
 
 def _text(record: Mapping[str, object], name: str) -> str:
     value = record.get(name)
-    return escape(value[:MAX_PATH]) if isinstance(value, str) else ""  # a forged ledger may hold anything
+    if not isinstance(value, str):  # a forged ledger may hold anything
+        return ""
+    return escape(value[:MAX_PATH])
 
 
 def _unescaped(text: str) -> str:

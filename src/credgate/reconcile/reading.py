@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from credgate.reconcile.model import ReconcileError, clean
 
 MAX_RECORD = 8 * 1024 * 1024  # CloudTrail's own bound of an event is 256 KB; no format comes near
@@ -218,10 +220,21 @@ def _is_json(line: bytes) -> bool:
         return False
 
 
+_DECODE = msgspec.json.Decoder().decode
+
+
+def _loads(line: bytes) -> object:
+    """The value of a line. What msgspec doesn't take (NaN, a lone surrogate, UTF-16) json may; the time is a third."""
+    try:
+        return _DECODE(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return json.loads(line)
+
+
 def _json_lines(opened: Opened, head: bytes) -> Iterator[object]:
     for line in opened.lines(head):
         try:
-            yield json.loads(line)
+            yield _loads(line)
         except (ValueError, RecursionError):
             opened.source.records += 1
             opened.source.lost(NOT_JSON)

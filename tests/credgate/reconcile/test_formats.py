@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from credgate.reconcile.fabricate import BEGIN, s3_line, web_line
+from credgate.reconcile.formats import tokens
 from credgate.reconcile.formats.tokens import fields
 from credgate.reconcile.model import Event, Unreadable, path_of, tag_of
 from credgate.reconcile.targets import MAPPED, PARSERS, formats, target_of
@@ -428,3 +430,19 @@ def test_of_several_tags_the_last_is_ours() -> None:
     assert tag_of("credgate/aa-1 curl/8 credgate/bb-2") == "bb-2"
     assert tag_of("notcredgate/aa-1") == ""
     assert tag_of("curl/8") == ""
+
+
+@given(
+    st.lists(
+        st.sampled_from(['"', " ", "[", "]", "a", "\\", "\t", "é", "GET /x", "-", '" "', " [", '] "']), max_size=14
+    )
+)
+def test_the_short_way_through_a_line_is_the_long_one(parts: list[str]) -> None:
+    line = "".join(parts)
+    short = tokens._plain(line)
+    assert short is None or short == tokens._any(line)
+
+
+def test_the_short_way_takes_what_logs_hold() -> None:
+    for line in (web_line(BEGIN, "/a", 200, 5), s3_line(BEGIN, "k", 5, "ABCDEF0123456789")):
+        assert tokens._plain(line) == tokens._any(line)

@@ -36,6 +36,47 @@ def decode(line: object) -> str:
 
 def fields(line: str) -> list[Field]:
     """The fields of a line. Raises Unreadable where a quote or bracket isn't closed."""
+    return _plain(line) or _any(line)
+
+
+def _plain(line: str) -> list[Field] | None:
+    """The fields of a line as nearly all are, by splitting alone; None for one with escapes, tabs or odd quotes."""
+    if "\\" in line or "\t" in line or line[-1:] == " ":
+        return None
+    parts = line.split('"')
+    if not len(parts) & 1:
+        return None
+    found: list[Field] = []
+    last = len(parts) - 1
+    for at, part in enumerate(parts):
+        if at & 1:
+            found.append(Field(part, '"'))
+        elif (
+            (at and part and part[0] != " ")
+            or (at != last and part and part[-1] != " ")
+            or (not part and 0 < at < last)
+        ):
+            return None  # a quote within a field
+        elif "[" not in part:
+            found += [Field(word, "") for word in part.split(" ") if word]
+        elif not _bracketed(part, found):
+            return None
+    return found
+
+
+def _bracketed(part: str, found: list[Field]) -> bool:
+    """Add the fields of a stretch with one field in brackets; False where it isn't that simple."""
+    before, _, rest = part.partition("[")
+    inside, closed, after = rest.partition("]")
+    if not closed or (before and before[-1] != " ") or (after and after[0] != " ") or "[" in after:
+        return False
+    found += [Field(word, "") for word in before.split(" ") if word]
+    found.append(Field(inside, "["))
+    found += [Field(word, "") for word in after.split(" ") if word]
+    return True
+
+
+def _any(line: str) -> list[Field]:
     found: list[Field] = []
     at, end = 0, len(line)
     while at < end:
