@@ -52,6 +52,7 @@ async def _revoke_run(session: Session) -> fdpass.Json:
     except ResolverError as error:
         if error.code != "run_unknown":  # it has only begun, or is at its end: no name is answered then
             raise
+    await parts.gateway.take_back(run.id)
     return {"run": run.id, "binding": "", "closed": closed}
 
 

@@ -176,6 +176,10 @@ class Gateway:
             self._instances[run.id].append(published)
             await published.start()
 
+    async def take_back(self, run_id: str) -> None:
+        """Have the targets end the tokens that were made for this run, where they can; within seconds, never raises."""
+        await self._minter.end(run_id)
+
     async def close(self, run_id: str) -> None:
         """Close the listeners of a run and all its client and upstream connections. Unknown runs are no error."""
         self._expiry.disarm(run_id)
@@ -183,7 +187,7 @@ class Gateway:
         for instance in self._instances.pop(run_id, []):
             await instance.shut()
             self._hooks.pool.close(instance.run)
-        await self._minter.end(run_id)
+        await self.take_back(run_id)
         try:
             self._hooks.judge.records.settle(run_id)
         except LedgerError as error:  # the run ends all the same

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,6 +18,7 @@ MAX_LIFETIME = 24 * 3600
 _GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"  # RFC 7523 2.1
 _LEVELS = ("", "read", "write", "admin")
 _ERROR_CHARS = 64
+_PERMISSION = re.compile(r"[a-z_]{1,64}")
 
 type Fields = tuple[tuple[bytes, bytes], ...]
 
@@ -158,7 +160,7 @@ def github_granted(mint: GithubApp, answer: Answered, now: float) -> Grant:
     token, given = document.get("token"), document.get("permissions")
     if not _is_token(token) or not isinstance(given, dict):
         raise Unusable("no token with its permissions in the answer")
-    wider = sorted(str(name)[:_ERROR_CHARS] for name, level in given.items() if not _within(mint, str(name), level))
+    wider = sorted({_shown(str(name)) for name, level in given.items() if not _within(mint, str(name), level)})
     if wider:
         raise Unusable(f"the token may do more than was asked: {', '.join(wider[:8])}")
     try:
@@ -187,6 +189,10 @@ def _document(answer: Answered) -> dict[str, object]:
     except (ValueError, RecursionError):
         document = None
     return document if isinstance(document, dict) else {}
+
+
+def _shown(name: str) -> str:
+    return name if _PERMISSION.fullmatch(name) else "one of no known name"
 
 
 def _code(document: Mapping[str, object]) -> str:
