@@ -157,17 +157,19 @@ def test_honest_logs_agree(world: World) -> None:
         (r["source"], r["host"], r["class"], r["join"]) for r in rows if r["side"] == "ledger" and r["source"]
     )
     passed = {key: count for key, count in ours.items() if key[2] != "denied"}
+    # no agent in its native log: which of two equal requests was which depends on their distance
+    by_time = [passed.pop(("squid", HOSTS["squid"], name, "window"), 0) for name in ("matched", "matched-group")]
+    assert sum(by_time) == 8
     assert passed == {
         ("nginx", HOSTS["nginx"], "matched", "tag"): 8,
         ("apache", HOSTS["apache"], "matched", "tag"): 8,
         ("nginx", HOSTS["through"], "matched", "tag"): 8,
         ("squid", HOSTS["through"], "matched-group", "session"): 8,  # its log names the tunnel alone
-        ("squid", HOSTS["squid"], "matched", "window"): 4,  # no agent in its native log: four are alike in pairs
-        ("squid", HOSTS["squid"], "matched-group", "window"): 4,
         ("s3access", S3_HOST, "matched", "request id"): 6,
     }
     denied = {key[:2]: count for key, count in ours.items() if key[2] == "denied"}
-    assert denied == {(source, host): 1 for source, host, *_ in passed if host != S3_HOST}
+    logs = [(source.partition("@")[0], source.partition("@")[2]) for source in world.logs() if "@" in source]
+    assert denied == dict.fromkeys(logs, 1)
     assert "<script" not in (report / "report.html").read_text()
 
 
