@@ -21,6 +21,7 @@ _MAX_AGENT = 512  # bytes of the client's; CloudTrail cuts a user agent at 1 KB,
 _SIGV4 = re.compile(rb"\s*AWS4-[A-Z0-9-]+\s.*SignedHeaders=([^,\s]+)", re.IGNORECASE | re.DOTALL)
 _PRESIGNED = re.compile(r"[?&]X-Amz-SignedHeaders=([^&]*)", re.IGNORECASE)
 _COVERED = re.compile(rb"\(([^)]*)\)")  # RFC 9421 4.1: the covered components of a signature in Signature-Input
+_SIGNATURES = frozenset({len(b"authorization"), len(b"signature-input")})
 _COMPONENT = re.compile(rb'"([^"]+)"')
 
 type Fields = tuple[tuple[bytes, bytes], ...]
@@ -56,10 +57,12 @@ class Marks:
         """`fields` and `target` are what will be sent, the secret in place; `own` is the client's idempotency key."""
         names = wanted
         if Correlate.IDEMPOTENCY_KEY in names and method not in _MAKES_OBJECTS:
-            names = names - {Correlate.IDEMPOTENCY_KEY}
-        signed = signed_names(fields, target)
-        if signed:
+            names -= {Correlate.IDEMPOTENCY_KEY}
+        if signed := signed_names(fields, target):
             names = frozenset(name for name in names if name.value not in signed)
+        if len(names) > 1:  # what stands there by now a binding put there: the client's own are out
+            taken = {name.lower().decode("latin-1") for name, _ in fields} - {Correlate.USER_AGENT.value}
+            names = frozenset(name for name in names if name.value not in taken)
         agent = _agent(fields) if Correlate.USER_AGENT in names else b""
         return cls(run=run, names=names, agent=agent, client_key=own)
 
@@ -69,18 +72,22 @@ class Marks:
 
     def ids(self, seq: int) -> Mapping[str, str]:
         """The ids that request `seq` gets, by header name."""
+        if self.names <= DEFAULT:
+            return {}
         return {name.value: self._id(name, seq) for name in Correlate if name in self.names and name != "user-agent"}
 
     def put(self, fields: Fields, seq: int) -> Fields:
         """The headers of request `seq` with ours in them."""
         if not self.names:
             return fields
+        if self.names == DEFAULT:
+            return self._tagged(fields, seq)
         more = tuple((name.encode("ascii"), value.encode("ascii")) for name, value in self.ids(seq).items())
-        if Correlate.USER_AGENT not in self.names:
-            return (*fields, *more)
-        kept = tuple(field for field in fields if field[0].lower() != b"user-agent")
+        return (*(self._tagged(fields, seq) if Correlate.USER_AGENT in self.names else fields), *more)
+
+    def _tagged(self, fields: Fields, seq: int) -> Fields:
         agent = b" ".join(filter(None, (self.agent, self.ua_tag(seq).encode("ascii"))))
-        return (*kept, (b"user-agent", agent), *more)
+        return (*(field for field in fields if field[0].lower() != b"user-agent"), (b"user-agent", agent))
 
     def _id(self, name: Correlate, seq: int) -> str:
         if name is Correlate.GOOG_REQUEST_REASON:
@@ -105,6 +112,8 @@ def signed_names(fields: Fields, target: str) -> frozenset[str]:
     """Headers that a signature on this request covers (AWS Signature Version 4, RFC 9421), lower case."""
     names: set[str] = set()
     for name, value in fields:
+        if len(name) not in _SIGNATURES:  # nearly all of them
+            continue
         if name.lower() == b"authorization" and (found := _SIGV4.match(value)):
             names.update(found[1].decode("latin-1").lower().split(";"))
         elif name.lower() == b"signature-input":
@@ -117,9 +126,13 @@ def signed_names(fields: Fields, target: str) -> frozenset[str]:
 
 def _agent(fields: Fields) -> bytes:
     """The client's User-Agent without anything that looks like a tag of ours."""
-    words = b" ".join(value for name, value in fields if name.lower() == b"user-agent").split()
+    return _clean(b" ".join(value for name, value in fields if name.lower() == b"user-agent"))
+
+
+@lru_cache(maxsize=64)  # a run's clients have few, and send them with each request
+def _clean(agent: bytes) -> bytes:
     # words that are dropped can't make a new one out of their neighbours, as cut-out text could
-    kept = b" ".join(word for word in words if b"credgate/" not in word.lower())
+    kept = b" ".join(word for word in agent.split() if b"credgate/" not in word.lower())
     return kept if len(kept) <= _MAX_AGENT else kept[:_MAX_AGENT].rpartition(b" ")[0]
 
 

@@ -91,6 +91,12 @@ def test_a_retry_of_the_clients_stays_one_request_at_the_target() -> None:
     assert key(RUN, b"", 7) != key(RUN, b"", 8)
 
 
+def test_what_a_binding_put_there_stays_the_only_one() -> None:
+    marks, sent = put((b"x-request-id", b"the secret"), wanted=ALL)
+    assert [value for name, value in sent if name == b"x-request-id"] == [b"the secret"]
+    assert "x-request-id" not in marks.ids(1)
+
+
 @pytest.mark.parametrize(
     ("fields", "target", "signed"),
     [
