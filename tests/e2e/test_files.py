@@ -1,11 +1,14 @@
 """Islands and hidden files of a work tree, in whole runs: what an agent may not change or see, beside what it may."""
 
+import json
+import os
 import shutil
+import signal
 import subprocess
 
 import pytest
 
-from tests.e2e.place import module_site
+from tests.e2e.place import Live, daemon_pid, module_site, one_error, wait_for
 from tests.e2e.site import Site
 
 pytestmark = pytest.mark.needs("userns", "netns", "nftables", "landlock", "seccomp", "git")
@@ -138,3 +141,119 @@ def test_islands_hidden_files_and_what_is_left_free(site: Site) -> None:
         for name, text in {**PLANTED, **UNSEEN}.items()
     }
     assert set(outside.values()) == {0}, outside
+
+
+def status_of(site: Site, code: str) -> tuple[dict, str]:
+    """The exit line's `files` of a run, and what it said on stderr; not quiet."""
+    reader, writer = os.pipe()
+    policy = site.home / "policy/policy.toml"
+    argv = ["run", "--policy", policy, "--status-fd", str(writer), "--", "bash", "-euc", code]
+    try:
+        done = site.credgate(*argv, pass_fds=[writer])
+    finally:
+        os.close(writer)
+    assert done.returncode == 0, done.stderr
+    with os.fdopen(reader) as lines:
+        return json.loads(lines.readlines()[-1])["files"], done.stderr
+
+
+def test_what_was_planted_elsewhere_is_reported(site: Site) -> None:
+    quiet, said = status_of(site, "echo 'print(3)' > src/main.py; git commit -qam x")
+    assert (quiet["unasked_count"], quiet["asked_count"]) == (0, 0)  # the control: an agent's plain work
+    assert "executed" not in said
+    assert "hidden: .env, config/prod.env, config/tls.key, " in said
+    assert "perhaps secret and not hidden: .envrc, " in said
+    code = """
+    git clone -q . vendor/new; printf '#!/bin/sh\n' > vendor/new/.git/hooks/post-checkout
+    mkdir -p packages/a/.vscode; echo '{}' > packages/a/.vscode/tasks.json
+    touch -d 2001-01-01 packages/a/.vscode/tasks.json
+    echo 'x: {}' > .travis.yml
+    printf '#!/bin/sh\n' > run.sh; chmod +x run.sh; echo 'all:' > Makefile; echo '{}' > package.json
+    """
+    found, said = status_of(site, code)
+    assert {"packages/a/.vscode/tasks.json", ".travis.yml", "vendor/new/.git/hooks/post-checkout"} <= set(
+        found["unasked"]
+    )
+    assert {"run.sh", "Makefile", "package.json"} <= set(found["asked"])
+    assert "new or changed, and executed by the host unasked: .travis.yml, " in said
+    ended = site.ledger(ev="run.end")[-1]
+    assert (ended["runs_unasked_count"], ended["runs_unasked"]) == (found["unasked_count"], found["unasked"])
+    started = site.ledger(ev="run.start")[-1]
+    assert started["hidden"] == [".env", "config/prod.env", "config/tls.key"]
+    assert started["protected"] > 10
+
+
+def test_a_repository_made_where_none_was_is_reported(site: Site) -> None:
+    shutil.rmtree(site.work / ".git")
+    code = "git init -q .; git config core.fsmonitor ./evil; echo true > .git/hooks/pre-commit"
+    found, said = status_of(site, code)
+    assert {".git/config", ".git/hooks/pre-commit"} <= set(found["unasked"])
+    assert ".git/config" in said
+    shutil.rmtree(site.work / ".git")
+    site.policy(WRITE + 'readonly = [".git/"]\n')  # who wants it reserved says so
+    done = site.run("git", "init", "-q", ".")
+    assert done.returncode != 0
+    assert not (site.work / ".git").exists()
+
+
+def test_a_roles_own_lists(site: Site) -> None:
+    for name in ("deploy/up.sh", "a/deploy/x", "private/note", "a.p12x", "t/.env"):
+        site.write(f"work/{name}", f"{SECRET}\n")
+    lists = 'readonly = ["deploy/", "fresh/"]\nhide = ["*.p12x", "private/"]\nshow = ["t/.env"]\n'
+    closed = {
+        "deploy": "echo x > deploy/up.sh",
+        "deploy below": "touch a/deploy/new",
+        "fresh": "mkdir -p fresh && touch fresh/x",
+        "hidden": "test -s a.p12x && cat a.p12x",
+        "directory": "ls private",
+        "in directory": "touch private/new",
+        "directory aside": "mv private p2 && mv p2 private",
+    }
+    site.policy(WRITE + lists)
+    inside = tried(site, {**closed, "shown": f"grep -q {SECRET} t/.env", "free": "touch a/new"})
+    assert inside == {**dict.fromkeys(closed, False), "shown": True, "free": True}
+    site.policy(WRITE)
+    inside = tried(site, {**closed, "shown": f"grep -q {SECRET} t/.env"})
+    assert inside == {**dict.fromkeys(closed, True), "shown": False}  # control: the built-in lists alone
+
+
+def test_a_read_only_tree_hides_as_well(site: Site) -> None:
+    site.policy("version = 1\n[role.dev]\n")
+    inside = tried(site, {**UNSEEN, "source": "test -s src/main.py", "git": "git log && git status"})
+    assert {name for name, went in inside.items() if went} == {"source", "git"}
+    assert not (site.work / ".vscode").exists()
+
+
+def test_a_run_ends_when_the_host_replaces_an_island(site: Site) -> None:
+    """And not when it changes what is beside one, or makes a file in one."""
+    with Live(site, "sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done") as run:
+        assert run.line() == "up\n"
+        host(site, "echo y > src/main.py; mv src s2; mv s2 src; touch .claude/new.json; git commit -qam y")
+        assert run.process.poll() is None
+        host(site, "git config user.name b")  # a lock file that is renamed over it
+        ended = run.end()
+    assert (ended["reason"], ended["status"]) == ("alarm", 137)
+    assert site.ledger(ev="alarm", run=run.run, reason="mount_changed")
+
+
+def test_two_runs_in_one_tree_and_a_daemon_that_is_killed(site: Site) -> None:
+    with Live(site, "sleep", "300") as first:
+        assert (site.work / ".vscode").is_dir()
+        assert site.run("true").returncode == 0
+        assert (site.work / ".vscode").is_dir()  # the first one holds it
+        assert first.process.poll() is None  # and its mounts are as they were
+        os.kill(daemon_pid(site), signal.SIGKILL)
+        first.end()
+    assert (site.work / ".vscode").is_dir()
+    assert site.credgate("gateway", "start").returncode == 0
+    wait_for(lambda: not (site.work / ".vscode").exists(), "the next daemon to clear up")
+    assert not (site.work / ".git/commondir").exists()
+
+
+def test_a_tree_with_too_much_to_hold_is_refused(site: Site) -> None:
+    for number in range(2100):
+        (site.work / f"{number}.p12").touch()
+    done = site.run("touch", "marker")
+    assert done.returncode == 125
+    assert "places to protect or hide, at most 2000" in one_error(done.stderr)[0]
+    assert not (site.work / "marker").exists()

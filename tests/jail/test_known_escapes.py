@@ -30,9 +30,22 @@ ROWS: dict[str, tuple[str, ...]] = {
         "kill_tree",
         "e2e/test_lifecycle.py::test_daemonised_processes_end_with_the_co",
     ),
+    "17 hooks and configuration planted for the host": (
+        "island_write",
+        "island_rename",
+        "e2e/test_files.py::test_islands_hidden_files_and_what_is_left_free",
+        "e2e/test_files.py::test_what_was_planted_elsewhere_is_reported",
+    ),
+    "18 a repository made where none was": ("e2e/test_files.py::test_a_repository_made_where_none_was_is_reported",),
     "20 node spawnSync": ("jail/test_seccomp.py::test_node_starts_spawns_and_lists_interfaces",),
     "21 a host that closes user namespaces": ("e2e/test_bad_input.py::", "jail/test_refusals.py::"),
     "22 /dev/null": ("jail/test_landlock.py::test_devices_can_be_used",),
+    "24 a hidden directory that is writable": (
+        "hidden_read",
+        "hidden_write",
+        "jail/test_mounts.py::test_what_is_hidden_can_not_be_reached_or_moved",
+        "e2e/test_files.py::test_a_roles_own_lists",
+    ),
     "25 names that carry data": ("dns_outside", "e2e/test_direct.py::test_an_unlisted_name_is_the_gateways_to_refuse"),
     "26 tools that ignore the proxy": ("tcp_anywhere", "e2e/test_clients.py::test_curl_without_proxy_variables"),
     "27 a relay inside": ("e2e/test_relay_inside.py::test_a_relay_inside_gets_the_same_verdict",),
@@ -54,7 +67,14 @@ ROWS: dict[str, tuple[str, ...]] = {
     "42 RLIMIT_AS kills a JIT": ("e2e/test_compat.py::test_node_runs_webassembly",),
     "43 inherited descriptors": ("descriptors", "e2e/test_run.py::test_inherited_descriptors_stay_outside"),
     "44 a browser's own sandbox": ("e2e/test_compat.py::test_chromium_brings_its_own_sandbox_where_the_role_lets_it",),
-    "a parent renamed around a mount": ("e2e/test_lifecycle.py::test_a_run_whose_mounts_change_is_ended",),
+    "a parent renamed around a mount": (
+        "island_rename",
+        "jail/test_mounts.py::test_a_parent_that_is_renamed_goes_around_an_island_unless_it_is_pinned",
+        "e2e/test_lifecycle.py::test_a_run_whose_mounts_change_is_ended",
+    ),
+    "a rename on the host takes a mount away inside": (
+        "e2e/test_files.py::test_a_run_ends_when_the_host_replaces_an_island",
+    ),
     "a child that keeps the user's terminal": (
         "e2e/test_terminal.py::test_nothing_that_is_typed_at_the_shell_is_read",
     ),
@@ -65,8 +85,6 @@ ROWS: dict[str, tuple[str, ...]] = {
 }
 # Not ours to show yet, and why.
 WAITING = {
-    "17, 18 hooks and configuration planted for the host": "protected files and the report at the end: a later feature",
-    "24 a hidden directory that is writable": "hidden files: a later feature",
     "8, 39 user notification": "none is used: nothing to race",
 }
 

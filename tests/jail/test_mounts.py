@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jail import mounts
+from jail import caps, mounts
 from jail.syscalls import syscall
 from tests.jail import own
 from tests.jail.forked import USERS, Outcome, attempt
@@ -178,3 +178,130 @@ def test_a_part_can_be_read_only_in_a_tree_that_is_not(tree: Path) -> None:
     part = {"op": "readonly", "at": "/t/sub"}
     seen = built(bind(tree, write=True), part, look=lambda: writes("/t/file", "/t/sub/file"))
     assert seen.value == [0, errno.EROFS]
+
+
+# What is held fast, and what is hidden
+
+
+def done(*actions: Callable[[], object]) -> list[int]:
+    """The errno of each, 0 where it went, for a process without the capabilities that a mode doesn't hold."""
+    said = []
+    caps.drop_all()
+    for action in actions:
+        try:
+            action()
+        except OSError as error:
+            said.append(error.errno or -1)
+        else:
+            said.append(0)
+    return said
+
+
+def around() -> list[int]:
+    """Ways around a read-only part /t/sub: through it, with it moved aside, or removed."""
+    return [
+        *writes("/t/sub/file"),
+        *done(
+            lambda: os.rename("/t/sub", "/t/aside"),
+            lambda: os.rename("/t/new", "/t/sub"),
+            lambda: os.rmdir("/t/sub"),
+        ),
+    ]
+
+
+def test_an_island_is_read_only_and_stays_where_it_is(tree: Path) -> None:
+    (tree / "new").mkdir()
+    for path in (tree / "new", tree / "sub"):
+        path.chmod(0o777)
+    island = {"op": "island", "at": "/t/sub"}
+    busy, read_only = errno.EBUSY, errno.EROFS
+    assert built(bind(tree, write=True), island, look=around).value == [read_only, busy, busy, busy]
+    assert built(bind(tree, write=True), look=around).value == [0] * 4  # control
+
+
+def parent_aside() -> list[int]:
+    return done(
+        lambda: os.rename("/t/sub", "/t/aside"),
+        lambda: os.makedirs("/t/sub/deep"),
+        lambda: Path("/t/sub/deep/planted").write_text("ours\n"),
+    )
+
+
+def test_a_parent_that_is_renamed_goes_around_an_island_unless_it_is_pinned(tree: Path) -> None:
+    (tree / "sub/deep").mkdir()
+    for path in (tree / "sub", tree / "sub/deep"):
+        path.chmod(0o777)
+    island, pin = {"op": "island", "at": "/t/sub/deep"}, {"op": "pin", "at": "/t/sub"}
+    said = built(bind(tree, write=True), pin, island, look=parent_aside).value
+    assert said == [errno.EBUSY, errno.EEXIST, errno.EROFS]
+    assert built(bind(tree, write=True), pin, look=lambda: writes("/t/sub/free")).value == [0]
+    assert built(bind(tree, write=True), island, look=parent_aside).value == [0, 0, 0]  # control
+
+
+def test_a_link_is_held_as_a_link(tree: Path) -> None:
+    (tree / "link").symlink_to("sub")
+
+    def look() -> list[object]:
+        tried = done(lambda: os.unlink("/t/link"), lambda: os.rename("/t/file", "/t/link"))
+        return [*tried, os.path.islink("/t/link"), *writes("/t/link/x")]
+
+    island = {"op": "island", "at": "/t/link"}
+    assert built(bind(tree, write=True), island, look=look).value == [errno.EBUSY, errno.EBUSY, True, 0]
+    assert built(bind(tree, write=True), look=look).value == [0, 0, False, errno.ENOTDIR]  # control
+
+
+@pytest.mark.parametrize("op", ["island", "pin"])
+def test_an_island_that_vanished_is_refused(tree: Path, op: str) -> None:
+    refused = built(bind(tree, write=True), {"op": op, "at": "/t/none"}, look=lambda: True)
+    assert (refused.code, refused.errno) == ("mount_failed", errno.ENOENT)
+
+
+def hide(at: str, *, directory: bool = False, number: int = 0, size: int = 0, mtime: int = 0) -> dict[str, object]:
+    return {"op": "hide", "at": at, "directory": directory, "number": number, "size": size, "mtime": mtime}
+
+
+def reached() -> list[int]:
+    """Ways to what is in /t/file and /t/sub."""
+    return done(
+        lambda: Path("/t/file").read_text(),
+        lambda: Path("/t/file").write_text("new\n"),
+        lambda: os.chmod("/t/file", 0o666),
+        lambda: os.link("/t/file", "/t/second"),
+        lambda: os.rename("/t/file", "/t/moved"),
+        lambda: os.listdir("/t/sub"),
+        lambda: Path("/t/sub/new").write_text("new\n"),
+        lambda: os.rename("/t/sub", "/t/away"),
+    )
+
+
+def test_what_is_hidden_can_not_be_reached_or_moved(tree: Path) -> None:
+    os.chown(tree / "file", USERS[-1], -1)  # who may change its mode
+    facts = (5, 7_000_000_000)
+    covers = [hide("/t/file", size=facts[0], mtime=facts[1]), hide("/t/sub", directory=True, number=1)]
+    refused = built(bind(tree, write=True), *covers, look=reached).value
+    closed, fixed, busy = errno.EACCES, errno.EROFS, errno.EBUSY
+    assert refused == [closed, fixed, fixed, errno.EXDEV, busy, closed, closed, busy]
+
+    def look() -> list[object]:
+        seen = os.stat("/t/file")
+        return [seen.st_size, seen.st_mtime_ns, stat.S_IMODE(seen.st_mode), seen.st_blocks]
+
+    assert built(bind(tree, write=True), *covers, look=look).value == [*facts, 0, 0]  # a hole: no room, nothing in it
+    assert built(bind(tree, write=True), look=reached).value == [0] * 8  # control
+
+
+def test_a_cover_stays_when_a_directory_above_is_renamed(tree: Path) -> None:
+    (tree / "sub/secret").write_text("secret\n")
+    (tree / "sub/secret").chmod(0o666)
+
+    def look() -> list[int]:
+        return done(lambda: os.rename("/t/sub", "/t/other"), lambda: Path("/t/other/secret").read_text())
+
+    assert built(bind(tree, write=True), hide("/t/sub/secret"), look=look).value == [0, errno.EACCES]
+    (tree / "other").rename(tree / "sub")
+    assert built(bind(tree, write=True), look=look).value == [0, 0]  # control
+
+
+def test_a_link_that_came_in_a_hidden_files_place_is_refused(tree: Path) -> None:
+    (tree / "link").symlink_to("file")
+    assert built(bind(tree, write=True), hide("/t/link"), look=lambda: True).code == "mount_failed"
