@@ -79,12 +79,10 @@ class _Look:
             directory, moved = todo.pop()
             entries = self._entries(directory)
             left -= len(entries)
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    if not _passed(entry.path):
-                        todo.append((entry.path, moved or self._moved(entry)))
-                else:
-                    self._file(entry, moved=moved)
+            try:
+                todo += self._look_at(entries, moved=moved)
+            except OSError:  # it can be listed and not entered
+                self.unseen.append(self._relative(directory) + "/")
             if left < 0 or time.monotonic() > until:
                 self.unseen.append(f"the rest, after {ENTRIES - left} entries")
                 break
@@ -96,6 +94,16 @@ class _Look:
             asked_count=len(asked),
             unseen=tuple(self.unseen[:NAMES]),
         )
+
+    def _look_at(self, entries: list[Entry], *, moved: bool) -> list[tuple[str, bool]]:
+        """Judge the files; the directories, and whether each was moved."""
+        below = []
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                self._file(entry, moved=moved)
+            elif not _passed(entry.path):
+                below.append((entry.path, moved or self._moved(entry)))
+        return below
 
     def _entries(self, directory: str) -> list[Entry]:
         try:

@@ -372,8 +372,10 @@ class Session:
         seen = await self.evidence(ending)
         with self._going_on("remove what was made in the work tree"):
             self.parts.reserved.drop(self.run.id)
-        changed = self.ready and self.spec.workdir_write
-        left = await asyncio.to_thread(exitreport.exit_report, self.look) if changed else None
+        left: exitreport.ExitReport | None = None
+        with self._going_on("look for what the host would execute"):
+            if self.ready and self.spec.workdir_write:
+                left = await asyncio.to_thread(exitreport.exit_report, self.look)
         with self._going_on("record the end"):
             record_end(self.parts.ledger, self.run, ending, seen, exitreport.fields(left))
         self.berth.close()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from credgate.treewalk import Entry
+from credgate.treewalk import Entry, is_mine, unseen
 from rules.hiding import Hiding, Kind, public
 from rules.policy import Role
 from rules.treenames import TreePattern, union
@@ -46,12 +46,15 @@ class TreeLook:
         self._readonly = _patterns(role.readonly)
 
     def visit(self, directory: str, directories: list[Entry], others: list[Entry]) -> None:
-        """Take one directory of a walk; one outside of the tree is passed over. Costs part of every launch."""
+        """Take one directory of a walk; one outside of the tree is passed over. Costs part of every launch.
+
+        Raises WalkError for one that can be listed and not entered, and holds what would have to be held or hidden.
+        """
         if directory != self.tree and not directory.startswith(self._below):
             return
         folder = directory[len(self._below) :]
         hiding = self._hiding.within(folder)
-        marks = []
+        marks, before = [], len(self.hidden)
         for entry in others:
             name = entry.name
             if name in _MARKS:
@@ -64,6 +67,8 @@ class TreeLook:
                 marks.append(entry.name)
         if marks:
             self._marked(directory, marks, directories)
+        if (marks or len(self.hidden) > before) and not os.access(directory, os.X_OK) and is_mine(directory):
+            raise unseen(directory)  # its owner opens it from inside, when nothing of it was hidden or held
         if self._readonly is not None:
             self._match(folder, directories, others)
 

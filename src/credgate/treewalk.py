@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 from credgate.errors import CredgateError
 
@@ -56,10 +55,22 @@ def _entries(directory: str) -> list[Entry]:
         return []
     except PermissionError:
         # Who can't enter it reaches nothing in it. Who may without seeing, or owns it, might.
-        if os.access(directory, os.X_OK) or Path(directory).lstat().st_uid == os.geteuid():
-            raise WalkError(
-                "tree_unseen",
-                f"{directory}: it can't be looked through",
-                "make it readable (chmod u+rx), or choose another tree",
-            ) from None
+        if os.access(directory, os.X_OK) or is_mine(directory):
+            raise unseen(directory) from None
         return []
+
+
+def unseen(directory: str) -> WalkError:
+    """A directory that its owner, the jail's user too, could open up, and that nothing is known of meanwhile."""
+    hint = "make it readable (chmod u+rx), or choose another tree"
+    return WalkError("tree_unseen", f"{directory}: it can't be looked through", hint)
+
+
+def is_mine(path: str) -> bool:
+    """Whether this user owns it, or the directory on the way to it that is closed."""
+    try:
+        return os.lstat(path).st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False
+    except PermissionError:
+        return is_mine(os.path.dirname(path))  # noqa: PTH120 - surrogates

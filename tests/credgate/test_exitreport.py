@@ -157,3 +157,12 @@ def test_names_that_are_not_utf8(world: World) -> None:
     with open(folder + b"/Makefile", "wb"):
         pass
     assert world.report().asked == ("\udcff/Makefile",)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may enter it all the same")
+def test_a_directory_that_can_be_listed_and_not_entered_is_said(world: World) -> None:
+    world.file("src/Makefile")
+    (world.tree / "src").chmod(0o444)
+    found = world.report()
+    (world.tree / "src").chmod(0o755)
+    assert found.unseen == ("src/",)

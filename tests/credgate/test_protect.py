@@ -8,7 +8,7 @@ import pytest
 from credgate import protect
 from credgate.protect import ProtectError, named, protection
 from credgate.treelook import Instant, TreeLook
-from credgate.treewalk import walk
+from credgate.treewalk import WalkError, walk
 from jail.plan import Protection
 from rules.islands import RESERVED
 from rules.policy import Role
@@ -221,3 +221,17 @@ def test_a_clock_that_is_set_back_takes_the_moment_with_it(monkeypatch: pytest.M
     behind = Instant(moment.ns - 3600 * 10**9, moment._ahead - 3600 * 10**9)
     monkeypatch.setattr(Instant, "now", lambda: behind)
     assert moment.still() == moment.ns - 3600 * 10**9
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may enter it all the same")
+@pytest.mark.parametrize("name", ["closed/.env", "closed/deep/.env", "closed/.git/HEAD"])
+def test_a_directory_that_was_closed_to_hide_what_is_in_it_is_refused(world: World, name: str) -> None:
+    """An agent that closes one for our look could open it again inside."""
+    world.file(name)
+    world.found()  # control
+    (world.tree / "closed").chmod(0o444)
+    try:
+        with pytest.raises(WalkError, match="can't be looked through"):
+            world.found()
+    finally:
+        (world.tree / "closed").chmod(0o755)
