@@ -200,6 +200,7 @@ def _sign_fits(inner: Signing | None, outer: Signing | None) -> bool:
     if inner is None or outer is None:
         return inner is outer
     within = not outer.operations or (bool(inner.operations) and set(inner.operations) <= set(outer.operations))
+    within = within and (outer.copy or not inner.copy)
     return within and all(
         theirs in ("", mine) for mine, theirs in ((inner.service, outer.service), (inner.region, outer.region))
     )

@@ -107,8 +107,9 @@ def _bounds(binding: Binding) -> str:
 def _place(binding: Binding) -> str:
     if binding.sign is None:
         return place_text(binding)
+    copy = ", copies" if binding.sign.copy else ""
     only = f", only {'|'.join(sorted(binding.sign.operations))}" if binding.sign.operations else ""
-    return f"sigv4 for {binding.sign.service or 'any service'} in {binding.sign.region or 'any region'}{only}"
+    return f"sigv4 for {binding.sign.service or 'any service'} in {binding.sign.region or 'any region'}{only}{copy}"
 
 
 def _dialled(endpoint: Endpoint) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ from rules.aws_operations import PATTERN
 from rules.policy import Mode, Placeholder, PlaceKind, Signing
 from rules.tables import Table, show
 
-SIGN_KEYS = ("service", "region", "max", "operations")
+SIGN_KEYS = ("service", "region", "max", "operations", "copy")
 MAX_SIGNED = 32 << 20
 # What the AWS SDKs read; the secret's own decoy is never looked at, as it never leaves the client.
 AWS_DECOY = Placeholder(env="AWS_ACCESS_KEY_ID", shape="AKIA{16:base32}")
@@ -28,7 +28,11 @@ def load_signing(table: Table, place: PlaceKind, mode: Mode) -> Signing | None:
         return None
     inner = table.table("sign", known=SIGN_KEYS)
     return Signing(
-        service=_word(inner, "service"), region=_word(inner, "region"), max=_max(inner), operations=_operations(inner)
+        service=_word(inner, "service"),
+        region=_word(inner, "region"),
+        max=_max(inner),
+        operations=_operations(inner),
+        copy=inner.flag("copy", default=False),
     )
 
 

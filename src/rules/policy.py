@@ -249,13 +249,15 @@ class Signing:
     """What an AWS signature is made for. "": the client's own, which is a label of the endpoint's host then.
 
     `max`: bytes of a body that is read before it is signed, where the client does not say its hash. `operations`: names
-    of what may be asked for, with "*" at the end for any that begins so; (): whatever the rules let through.
+    of what may be asked for, with "*" at the end for any that begins so; (): whatever the rules let through. `copy`: S3
+    may copy from an object that a header names.
     """
 
     service: str = ""
     region: str = ""
     max: int = 1 << 20
     operations: tuple[str, ...] = ()
+    copy: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

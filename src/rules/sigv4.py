@@ -109,6 +109,8 @@ def why_not(request: Request, bindings: Iterable[Binding], injected: Iterable[Bi
     signing = [b.sign for b in injected if b.sign is not None]
     if found or not signing:
         return found
+    if _values(request.headers, "x-amz-copy-source") and not signing[0].copy:
+        return "copy = true in the binding's sign, as x-amz-copy-source reads an object that no rule has judged"
     said = scope(request, signing[0])
     return said if isinstance(said, str) else aws_operations.missing(request, signing[0])
 

@@ -143,7 +143,8 @@ def test_a_long_body_and_another_method_are_refused(tmp_path: Path) -> None:
             client = await r.tunnel(HOST)
             assert (await post(r, client, "x" * 20000)).code == "body_refused"
             client = await r.tunnel(HOST)
-            assert (await client.get("/oauth/token", host=f"{HOST}:{r.direct}")).code == "foreign_credential"
+            for path in ("/oauth/token", "/oauth/token/", "/OAuth/Token", "/oauth/token.json", "/oauth/token?x=1"):
+                assert (await client.get(path, host=f"{HOST}:{r.direct}")).code == "foreign_credential"
             assert provider.seen == []
 
     asyncio.run(main())

@@ -374,6 +374,22 @@ def test_a_github_token_is_narrow_and_its_runs_own(site: Site) -> None:
         asyncio.run(main(rig))
 
 
+def test_a_token_that_comes_after_its_run_ended_is_taken_back(site: Site) -> None:
+    async def main(rig: Minting) -> None:
+        run = rig.run("r1")
+        asking = asyncio.create_task(rig.token("github", run))
+        await asyncio.sleep(0.15)
+        run.revoked = True
+        asking.cancel()
+        await rig.minter.drain()
+        assert [a.method for a in site.provider.seen] == ["POST", "DELETE"]
+        assert site.provider.living == {}
+
+    site.provider.hang = 0.4
+    with site.minting() as rig:
+        asyncio.run(main(rig))
+
+
 def test_a_github_token_that_may_do_more_is_taken_back(site: Site) -> None:
     async def main(rig: Minting) -> None:
         with pytest.raises(SecretUnavailable, match="more than was asked: contents, issues"):

@@ -2,8 +2,10 @@
 
 import pytest
 
+from rules.ceiling import narrow
 from rules.load_signing import AWS_DECOY
 from rules.policy import PlaceKind, Signing
+from rules.problems import PolicyError
 from tests.rules.policies import load, problems
 
 BASE = """\
@@ -95,3 +97,26 @@ def test_one_pair_of_keys_serves_all_services_of_one_secret() -> None:
     assert problems(TWO + role) == {}
     other = TWO.replace('"s"\nendpoint = "f"', '"t"\nendpoint = "f"') + '[secret.t]\nsource = "env:T"\n'
     assert "one variable (AWS_ACCESS_KEY_ID)" in problems(other + role)["role.r.bindings"].message
+
+
+def test_the_ceiling_bounds_what_is_signed() -> None:
+    outer = AWS + 'sign = { service = "s3", operations = ["Get*", "List*"] }\n[role.r]\nbindings = ["b"]\n'
+
+    def under(sign: str) -> list[str]:
+        text = outer.replace('service = "s3", operations = ["Get*", "List*"]', sign)
+        try:
+            narrow(load(text), load(outer))
+        except PolicyError as fault:
+            return [problem.where for problem in fault.problems]
+        return []
+
+    assert under('service = "s3", operations = ["Get*"]') == []
+    assert under('service = "s3", region = "eu-central-1", operations = ["Get*"]') == []
+    for wider in (
+        'operations = ["Get*"]',
+        'service = "iam", operations = ["Get*"]',
+        'service = "s3"',
+        'service = "s3", operations = ["Put*"]',
+        'service = "s3", operations = ["Get*"], copy = true',
+    ):
+        assert under(wider) == ["binding.b.sign"], wider

@@ -228,6 +228,14 @@ def test_what_is_not_signed_anew_is_named(headers: list[tuple[bytes, bytes]], ta
         assert word in verdict.hint
 
 
+def test_a_copy_reads_an_object_that_no_rule_has_judged() -> None:
+    copying = aws_request(client(), (b"X-Amz-Copy-Source", b"/secret-bucket/key"))
+    refused = judged(copying)
+    assert isinstance(refused, Deny)
+    assert "copy = true" in refused.hint
+    assert isinstance(judged(copying, sign=Signing(copy=True)), Allow)
+
+
 def test_the_scope_is_the_policys() -> None:
     fixed = Signing(service="s3", region="us-east-1")
     refused = judged(aws_request(client("eu-central-1")), sign=fixed)

@@ -16,6 +16,7 @@ from credgate.minting.minter import Minter
 from credgate.runs import Run
 from rules.mint_refs import endpoint_of, mint_of
 from rules.mints import OAuthRefresh, decoy_key
+from rules.paths import readings_of
 from rules.policy import Mode
 from rules.reasons import Reason
 from rules.request import Request
@@ -90,10 +91,12 @@ def _mint_at(run: Run, request: Request) -> OAuthRefresh | None:
         return None
     for name in dict.fromkeys(policy.bindings[binding].secret for binding in run.role_rule.bindings):
         mint = mint_of(policy, policy.secrets[name])
-        if not isinstance(mint, OAuthRefresh) or request.scheme != "https" or request.path != mint.path:
+        if not isinstance(mint, OAuthRefresh) or request.scheme != "https":
             continue
         endpoint = endpoint_of(policy, mint)
-        if endpoint is not None and endpoint.host.matches(request.host) and endpoint.port == request.port:
+        if endpoint is None or not endpoint.host.matches(request.host) or endpoint.port != request.port:
+            continue
+        if mint.path.rstrip("/").lower() in readings_of(request.path):  # however its server reads paths
             return mint
     return None
 

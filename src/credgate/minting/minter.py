@@ -97,6 +97,9 @@ class Minter:
     async def _fly(self, place: _Place, run: Run) -> _Held:
         try:
             held = await self._outcome(place, run)
+            if place.run and run.revoked:  # it ended, or was revoked, while the call was on its way
+                await self._revoke(place, held)
+                return held
             now = self._clock()
             self._held = {known: other for known, other in self._held.items() if other.until > now or known.run}
             self._held[place] = held
