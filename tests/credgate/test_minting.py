@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from credgate.paths import Places
 from credgate.secretvalue import SecretUnavailable
 from credgate.vault import store
+from rules.correlate import tag_of
 from tests.credgate.gateway_rig import server_tls
 from tests.credgate.minting_rig import HOST, POLICY, Minting, minting
 from tests.targets.idp import Idp, Provider
@@ -149,6 +150,13 @@ def test_a_token_that_does_not_rotate_is_left_where_it_is(site: Site) -> None:
     site.provider.rotates = False
     with site.minting() as rig:
         asyncio.run(main(rig))
+
+
+def test_a_call_of_our_own_is_marked_as_the_jails_are(site: Site) -> None:
+    with site.minting() as rig:
+        asyncio.run(rig.token())
+        intent = next(record for record in rig.records() if record["verdict"] == "allow")
+        assert intent["ua_tag"] == site.provider.seen[0].agent == f"credgate/{tag_of('r1', intent['seq'])}"
 
 
 def test_an_answer_may_be_compressed(site: Site) -> None:

@@ -40,6 +40,7 @@ class Asked:
     body: dict[str, Any]
     status: int = 0
     bearer: bool = False  # a living token
+    agent: str = ""
     at: float = field(default_factory=time.monotonic)
 
 
@@ -159,6 +160,7 @@ def _handler(provider: Provider) -> type[BaseHTTPRequestHandler]:
             raw = self.rfile.read(int(self.headers.get("content-length", "0"))).decode()
             body = json.loads(raw) if raw.startswith("{") else {k: v[0] for k, v in parse_qs(raw).items()}
             asked = Asked(self.command, self.path, self.headers.get("authorization", ""), body)
+            asked.agent = self.headers.get("user-agent", "")
             with _LOCK:
                 provider.seen.append(asked)
                 asked.status, document = provider.answer(asked)

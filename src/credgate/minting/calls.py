@@ -22,6 +22,7 @@ from credgate.minting.forms import Answered, Asked, token_in
 from credgate.runs import Run
 from credgate.secretvalue import Secret
 from rules.addresses import unmap
+from rules.correlate import Correlate, tag_of
 from rules.policy import Endpoint
 from rules.reasons import Reason
 from rules.verdict import Deny
@@ -61,6 +62,7 @@ class _Call:
     target: Target
     sent: bool = False
     pin: str = ""
+    agent: str = "credgate"
     started: float = field(default_factory=time.monotonic)
 
 
@@ -84,6 +86,7 @@ class Calls:
             raise CallFailed(target.reason)
         call = _Call(asked=asked, target=target)
         seq = self._intent(purpose, call)
+        call.agent = _tag(purpose, endpoint, seq) or call.agent
         await self.ledger.durable(seq)
         try:
             answer = await self._within(call)
@@ -101,6 +104,7 @@ class Calls:
         run = purpose.run
         return self.ledger.append(
             "mint",
+            lambda seq: {"ua_tag": _tag(purpose, endpoint, seq)},
             run=run.id,
             role=run.role,
             policy_sha256=run.policy.sha256,
@@ -236,12 +240,17 @@ class _Tls:
         await self._writer.drain()
 
 
+def _tag(purpose: Purpose, endpoint: Endpoint, seq: int) -> str:
+    """By which the target's log names this call, as it does a request of the jail's; "" where the policy wants none."""
+    return f"credgate/{tag_of(purpose.run.id, seq)}" if Correlate.USER_AGENT in endpoint.correlate else ""
+
+
 def _head(call: _Call) -> bytes:
     endpoint, asked = call.target.endpoint, call.asked
     host = call.target.host if endpoint.port == 443 else f"{call.target.host}:{endpoint.port}"
     lines = [f"{asked.method} {asked.path} HTTP/1.1".encode("ascii"), b"host: " + host.encode("ascii")]
     lines += [name + b": " + value for name, value in asked.fields]
-    lines += [b"user-agent: credgate", b"accept-encoding: identity", b"connection: close"]
+    lines += [b"user-agent: " + call.agent.encode("ascii"), b"accept-encoding: identity", b"connection: close"]
     lines += [b"content-length: %d" % len(asked.body)] if asked.method == "POST" else []
     return b"\r\n".join(lines) + b"\r\n\r\n"
 
