@@ -20,7 +20,7 @@ from mitmproxy.options import Options
 from mitmproxy.proxy import commands, events
 from mitmproxy.proxy.layer import Layer
 from mitmproxy.proxy.mode_specs import ProxyMode
-from mitmproxy.proxy.server import ConnectionIO, LiveConnectionHandler
+from mitmproxy.proxy.server import ConnectionIO
 from mitmproxy.proxy.server_hooks import (
     ServerConnectedHook,
     ServerConnectErrorHook,
@@ -30,6 +30,7 @@ from mitmproxy.proxy.server_hooks import (
 )
 
 from credgate.gateway.dial import DialError, Streams
+from credgate.gateway.engine import Engine
 from credgate.gateway.exchange import ClientState, Key, Target, exchange_of
 from credgate.gateway.gates import Gate, GatedReader
 from credgate.gateway.hooks import HOOKS, QUIET, Hooks
@@ -53,7 +54,7 @@ logger = logging.getLogger(__name__)
 _NO_LINGER = struct.pack("ii", 1, 0)  # socket(7): close then discards what is queued and sends RST
 
 
-class GateHandler(LiveConnectionHandler):
+class GateHandler(Engine):
     """Runs one client connection and its upstream ones. `state.run` is the listener's run."""
 
     def __init__(
@@ -76,7 +77,7 @@ class GateHandler(LiveConnectionHandler):
 
     # -- hooks ------------------------------------------------------------------------------------------------------
 
-    async def handle_hook(self, hook: commands.StartHook) -> None:
+    async def run_hook(self, hook: commands.StartHook) -> None:
         """Run one hook. An exception in it never lets anything pass."""
         if self.dead:
             return
@@ -87,11 +88,10 @@ class GateHandler(LiveConnectionHandler):
             self.end(Reason.NOT_HTTP, f"hook {name}")
             return
         (data,) = hook.args()
-        with self._held(), self.timeout_watchdog.disarm():
-            try:
-                await getattr(self._hooks, name)(self, data)
-            except Exception as error:  # noqa: BLE001 - the outermost frame of a hook: it ends in a denial
-                self._failed(name, data, error)
+        try:
+            await getattr(self._hooks, name)(self, data)
+        except Exception as error:  # noqa: BLE001 - the outermost frame of a hook: it ends in a denial
+            self._failed(name, data, error)
         self._record_if_dead()
 
     def _record_if_dead(self) -> None:
@@ -113,7 +113,8 @@ class GateHandler(LiveConnectionHandler):
             logger.error("gateway: %s, and the ledger can't be written: %s", detail, error.code)
 
     @contextmanager
-    def _held(self) -> Iterator[None]:
+    def held(self) -> Iterator[None]:
+        """Read nothing more while a hook waits for something: neither from the client nor from targets."""
         self._client_gate.hold()
         self.server_gate.hold()
         try:
@@ -342,12 +343,13 @@ class GateHandler(LiveConnectionHandler):
         self._late_ids.add(server.id)
         self.drop(server)
 
-    async def server_event(self, event: events.Event) -> None:
+    def feed(self, event: events.Event) -> None:
         """Pass an event to the layers, unless all is over."""
-        if not self.dead:
-            await super().server_event(event)
-            if self.http is not None and self.client.alpn == b"h2":
-                self._balance(*self.http.backlogs())
+        if self.dead:
+            return
+        super().feed(event)
+        if self.http is not None and self.client.alpn == b"h2":
+            self._balance(*self.http.backlogs())
 
     def _balance(self, to_client: int, to_targets: int) -> None:
         """Stop reading what would only be queued. Never both sides: each may wait for what the other one reads."""

@@ -177,7 +177,7 @@ async def _read(link: Link) -> None:
         if not data or owner is None:
             return
         await owner.server_event(events.DataReceived(link.server, data))
-        await owner.drain_writers()  # type: ignore[no-untyped-call]
+        await owner.drain_writers()
 
 
 class Pool:
