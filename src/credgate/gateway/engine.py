@@ -1,8 +1,8 @@
 """What moves events through mitmproxy's layers on one connection, without a task and a lock for each of them.
 
 mitmproxy's own engine starts a task for every hook and comes back to the layers by the event loop, twice a request.
-Here a hook begins at once, and one that has nothing to wait for is over before the next command is looked at: measured
-as a quarter of a request's time. The order is the same: one event after the other, none inside another.
+Here a hook begins at once, and one that has nothing to wait for is over before the next command is looked at. The
+order is the same: one event after the other, none inside another.
 """
 
 import asyncio
