@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -208,9 +209,9 @@ def test_a_refused_host_is_not_looked_up(tmp_path: Path) -> None:
             pins = r.gateway._hooks.judge.dialler.pins
             resolve = pins._resolve
 
-            async def spy(host: str) -> Any:
+            async def spy(host: str, done: Callable[[], None]) -> Any:
                 asked_for.append(host)
-                return await resolve(host)
+                return await resolve(host, done)
 
             pins._resolve = spy  # type: ignore[method-assign]
             for host, path in (("c2VjcmV0.evil.test", "/a"), ("api.good.test", "/no"), ("up.good.test", "/a b")):
