@@ -138,9 +138,7 @@ def connected(uri: str, scratch: Path) -> Iterator[Remote]:
     except ImportError as error:
         raise ReconcileError("engine_missing", f"--engine needs more packages: {error}", _HINT, 2) from error
     try:
-        remote = Remote(
-            ibis.pyspark.connect(_spark(uri, scratch)) if scheme == "pyspark" else ibis.connect(uri), sqlglot
-        )
+        remote = Remote(_backend(ibis, uri, scratch), sqlglot)
         try:
             yield remote
         finally:
@@ -151,6 +149,17 @@ def connected(uri: str, scratch: Path) -> Iterator[Remote]:
 
 
 _FAILURES = (ImportError, OSError, RuntimeError)
+
+
+def _backend(ibis: Any, uri: str, scratch: Path) -> Any:
+    if uri.startswith("pyspark://"):
+        return ibis.pyspark.connect(_spark(uri, scratch))
+    try:
+        return ibis.connect(uri)
+    except ValueError as error:
+        raise ReconcileError(
+            "engine", f"{uri.partition('://')[0]}: no engine that Ibis knows: {error}", "", 2
+        ) from error
 
 
 def _of_spark(scheme: str) -> tuple[type[Exception], ...]:

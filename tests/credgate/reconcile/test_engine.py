@@ -88,6 +88,13 @@ def test_an_engine_that_fails_is_an_error(small: Path) -> None:
     assert not (small / "out").exists()
 
 
+@pytest.mark.needs("java")  # whoever has that has the packages too
+def test_an_unknown_engine_is_an_error(small: Path) -> None:
+    done = reconciled(small, small / "out", "--engine", "nonesuch://x", with_packages=True)
+    assert done.returncode == 2
+    assert "nonesuch: no engine that Ibis knows" in done.stderr
+
+
 def arguments(world: Path) -> list[str]:
     sources = [f"--source={name}={world / f'{name}.log'}" for name in FORMATS]
     return ["reconcile", "--ledger", str(world / "ledger"), "--mapping", str(world / "mapping.toml"), *sources]
