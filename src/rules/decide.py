@@ -13,17 +13,15 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from rules import bodies, sigv4
-from rules.cookies import cookies_of, is_plain
-from rules.credentials import credentials_of
-from rules.decoys import holds_decoy, misplaced, strange
+from rules.foreign import check_credentials
 from rules.forms import read_form
 from rules.hosts import AddressLiteral, HostError, is_metadata_name, labels_of, normalize_host
 from rules.inject import injected
 from rules.messages import Messages
 from rules.parse import bracketed
 from rules.paths import readings_of
-from rules.places import Key, held, key_of, overlap, place_text
-from rules.policy import AllowRule, Binding, BodyTerm, BodyType, DenyRule, Endpoint, Foreign, Mode, PlaceKind, Policy
+from rules.places import overlap
+from rules.policy import AllowRule, Binding, BodyTerm, BodyType, DenyRule, Endpoint, Policy
 from rules.reasons import Reason
 from rules.request import Request
 from rules.upgrades import is_websocket
@@ -96,7 +94,7 @@ def _decide(policy: Policy, role: str, request: Request, decoys: Mapping[str, st
         allow = _signed(allow.sent or request, allow, decoys)
     if isinstance(allow, Deny):
         return allow
-    return _check_credentials(request, allow, decoys, others)
+    return check_credentials(request, allow, decoys, others)
 
 
 def _signed(request: Request, allow: Allow, decoys: Mapping[str, str]) -> Allow | Deny:
@@ -376,55 +374,3 @@ def _bindings_of(policy: Policy, role: str) -> Iterable[Binding]:
 
 def _names(binding: Binding, match: _Match) -> bool:
     return binding.endpoint == match.endpoint.name and match.rule.id in binding.rules
-
-
-def _check_credentials(request: Request, allow: Allow, decoys: Mapping[str, str], others: Collection[str]) -> Verdict:
-    if misplaced(request, allow, decoys) or strange(request, allow, others):
-        return Deny(
-            reason=Reason.PLACEHOLDER_MISPLACED,
-            message="A placeholder stands where its secret does not belong.",
-            hint="the run's own placeholder, in the place that its binding names, once, to that endpoint alone",
-        )
-    for binding in allow.bindings:
-        trouble = held(request, binding, allow.endpoint).trouble
-        if trouble:
-            return Deny(
-                reason=Reason.PLACE_AMBIGUOUS,
-                message="The place of a secret can be read in more than one way.",
-                hint=f"one {place_text(binding)} for binding {binding.name!r}; here: {trouble}",
-            )
-    if _foreign(request, allow, decoys):
-        return Deny(
-            reason=Reason.FOREIGN_CREDENTIAL,
-            message="The request holds a credential of its own.",
-            hint='foreign = "strip" takes it out of headers, query and cookies; not out of a path or a body',
-        )
-    return allow
-
-
-_FIXED = frozenset({PlaceKind.PATH, PlaceKind.JSON, PlaceKind.FORM})  # what stands there can't be taken out
-
-
-def _foreign(request: Request, allow: Allow, decoys: Mapping[str, str]) -> bool:
-    """Whether a credential of the client's own refuses the request; the strictest of endpoint and bindings counts."""
-    if not allow.bindings and allow.endpoint.foreign is Foreign.ALLOW:
-        return False
-    filled = {b.name for b in allow.bindings if held(request, b, allow.endpoint).values}
-    ours = {b.name for b in allow.bindings if holds_decoy(request, b, allow, decoys.get(b.name, ""))}
-    left = [b for b in allow.bindings if b.name in filled - ours]
-    if any(b.mode is Mode.PLACEHOLDER and b.place in _FIXED for b in left):
-        return True
-    if Foreign.DENY not in {allow.endpoint.foreign, *(binding.foreign for binding in allow.bindings)}:
-        return False
-    if any(b.place is not PlaceKind.PATH for b in left):  # a segment holds something in any case
-        return True
-    return not {key_of(b) for b in allow.bindings if b.name in ours}.issuperset(_sent(request, allow))
-
-
-def _sent(request: Request, allow: Allow) -> set[Key]:
-    """The client's credentials, by their places. Beside a secret's cookie those that are none may stand."""
-    found = {(credential.place, credential.name) for credential in credentials_of(request)}
-    if any(b.place is PlaceKind.COOKIE for b in allow.bindings):
-        found.discard(("header", "cookie"))
-        found |= {("cookie", cookie.name) for cookie in cookies_of(request.headers) if not is_plain(cookie)}
-    return found
