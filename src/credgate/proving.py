@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from credgate.closing import close
 from credgate.errors import CredgateError
 from credgate.limits import RunLimits
 from credgate.opening import open_session
@@ -213,7 +214,7 @@ class _Proving:
         try:
             yield session
         finally:
-            await session.close(Ending(status=0, reason=PROVED))
+            await close(session, Ending(status=0, reason=PROVED))
 
     async def _start(self, session: Session) -> tuple[Shown, int]:
         """Read back, as before every exec; the workload's pid on the host."""

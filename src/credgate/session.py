@@ -13,22 +13,22 @@ import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from credgate import exitreport, hostlimits, proof
+from credgate import hostlimits, proof
 from credgate.alarms import Alarms
+from credgate.closing import INSIST, close
 from credgate.errors import CredgateError
 from credgate.evidence import Evidence
-from credgate.hostsockets import SocketWatch
 from credgate.lastresort import LastResort
 from credgate.limits import RunLimits
 from credgate.mountwatch import MountWatch
-from credgate.parts import REFUSED, Ending, Parts, Refusal, channel, failure, record_end, refused
-from credgate.peer import Peer, wake
+from credgate.parts import REFUSED, Ending, Parts, Refusal, channel, failure, refused
+from credgate.peer import Peer
 from credgate.policyfile import Effective
 from credgate.protect import banner
 from credgate.runs import Listener, Run
 from credgate.stand import inside, limits_of, words
 from credgate.treelook import TreeLook
-from credgate.treewalk import WalkError
+from credgate.watching import until_exit
 from jail import fdpass
 from jail.errors import JailError
 from jail.guards import needed
@@ -46,8 +46,6 @@ log = logging.getLogger(__name__)
 
 STEP = 30.0  # seconds that pid 1, the read-back and the look from inside may take each
 GRACE = 3.0  # seconds that pid 1 leaves between TERM and KILL
-INSIST = 1.5  # seconds more before the jail is killed from outside
-DEATH = 10.0  # seconds for the kernel to take a pid namespace down after its KILL
 
 
 class Session:
@@ -81,9 +79,9 @@ class Session:
         self.ending = Ending(status=REFUSED, reason="gateway")
         self.why = ""  # in words, where it never became ready
         self.alarms = run.alarm = Alarms(self)
-        self._ended_for = ""
-        self._last_resort = LastResort(run.id)
-        self._mounts: MountWatch | None = None
+        self.ended_for = ""  # the reason that began the end, where one did
+        self.last_resort = LastResort(run.id)
+        self.mounts: MountWatch | None = None
 
     async def drive(self) -> None:
         """Everything from the hand-over to the end; tells the launcher how it went. Never raises for a jail's fault."""
@@ -91,27 +89,27 @@ class Session:
         try:
             await self.serve()
             await self.hand_over()
-            shown, self._mounts = await self.read_back()
+            shown, self.mounts = await self.read_back()
             await self._prove(shown)
             await self._go()
-            ending = await self._watch(self._mounts)
+            ending = await self._watch(self.mounts)
         except (CredgateError, JailError, ResolverError) as error:
             status = error.exit_status if isinstance(error, CredgateError) else REFUSED
             ending, self.why = Ending(status=status, reason=error.code), error.detail
-            await self._tell(refused(error))
+            await self.tell(refused(error))
         except OSError as error:  # this run's: a limit of the user's is used up, or the jail vanished in that moment
             log.exception("run %s", self.run.id)
             cause = hostlimits.shown(error, "the run")
             ending, self.why = Ending(status=REFUSED, reason=cause.code), cause.detail
-            await self._tell(refused(cause))
+            await self.tell(refused(cause))
         except BaseException:  # ours, and raised again: the run ends closed, and whoever waits for it is told
             if not self.ready:
                 ending = Ending(status=REFUSED, reason="internal")
-                await self._tell(refused(Refusal("internal", "the daemon failed", "its log says more")))
+                await self.tell(refused(Refusal("internal", "the daemon failed", "its log says more")))
             raise
         finally:
             self.ending = ending
-            await self.close(ending)
+            await close(self, ending)
 
     async def serve(self) -> None:
         """Have resolver and gateway answer at the berth's sockets."""
@@ -225,7 +223,7 @@ class Session:
         if self.spec.deadline is not None:
             self.ends = asyncio.get_running_loop().time() + self.spec.deadline
         self.run.unasked = self.run.denied
-        await self._tell(
+        await self.tell(
             {
                 "ev": "ready",
                 "run": self.run.id,
@@ -245,11 +243,11 @@ class Session:
     async def _watch(self, mounts: MountWatch) -> Ending:
         """Wait for the end, children's runs included: none of them outlives this one."""
         if self.children is None:
-            return await self._until_exit(mounts)
+            return await until_exit(self, mounts)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.children.serve())
             try:
-                return await self._until_exit(mounts)
+                return await until_exit(self, mounts)
             finally:
                 self.children.stop()
 
@@ -267,72 +265,10 @@ class Session:
         children = () if self.children is None else self.children.live
         return [self, *(each for child in children for each in child.live())]
 
-    async def _until_exit(self, mounts: MountWatch) -> Ending:
-        """Wait for pid 1's exit report, while the launcher's end or a changed mount table begins the end."""
-        async with asyncio.TaskGroup() as tasks:
-            others = (
-                self._launcher_leaves(),
-                self._mounts_change(mounts),
-                self._limit_passed(),
-                self._alarm_kills(),
-                self._deadline_passes(),
-                self._sockets_appear(),
-            )
-            watching = [tasks.create_task(other) for other in others]
-            try:
-                report = await self.pid1.recv()
-            except JailError as error:  # nothing that pid 1 would say: it is no longer ours
-                log.error("run %s: pid 1: %s", self.run.id, error)
-                report = None
-            for task in watching:
-                task.cancel()
-        if report is None or report.body.get("ev") != "exit":  # pid 1 itself was killed
-            return Ending(status=128 + signal.SIGKILL, reason=self._ended_for or "killed")
-        kills = report.body.get("filter_kills")
-        return Ending(
-            status=int(str(report.body["status"])),
-            reason=str(report.body["reason"]),
-            filter_kills=kills if isinstance(kills, int) else None,
-        )
-
-    async def _launcher_leaves(self) -> None:
-        with contextlib.suppress(JailError):
-            await self.peer.recv()  # it has nothing to say: whatever comes is its end
-        await self.end("killed", grace=0)  # so does pid 1, which sees it as well
-
-    async def _limit_passed(self) -> None:
-        await self.end(await self.limits.exceeded())
-
-    async def _deadline_passes(self) -> None:
-        """By our clock as well: pid 1 may get no CPU. Its own deadline began before, so it acts first where it can."""
-        if self.ends is not None:
-            await asyncio.sleep(self.ends - asyncio.get_running_loop().time())
-            await self.end("timeout")
-
-    async def _alarm_kills(self) -> None:
-        await self.alarms.killed.wait()
-        await self.end("alarm")
-
-    async def _mounts_change(self, mounts: MountWatch) -> None:
-        await mounts.changed()
-        await self._end_with_alarm("mount_changed")
-
-    async def _sockets_appear(self) -> None:
-        try:
-            found = await SocketWatch([self.spec.workdir, *(tree.path for tree in self.spec.trees)]).appears()
-        except WalkError as error:  # it grew beyond what can be looked through
-            found = error.detail
-        await self._end_with_alarm("host_socket", found)
-
-    async def _end_with_alarm(self, reason: str, detail: str = "") -> None:
-        with self._going_on("record the alarm"):
-            self.parts.ledger.append("alarm", run=self.run.id, reason=reason, detail=detail or None, verdict="kill")
-        await self.end("alarm")
-
     async def end(self, reason: str, *, grace: float = GRACE) -> None:
         """Ask pid 1 to end the jail (TERM, grace, KILL) for a reason of the contract's list; then insist."""
-        self._ended_for = self._ended_for or reason
-        self._last_resort.arm(self.pid, self.pidfd, grace + INSIST)
+        self.ended_for = self.ended_for or reason
+        self.last_resort.arm(self.pid, self.pidfd, grace + INSIST)
         try:
             await self.pid1.send({"op": "end", "reason": reason})
         except OSError:
@@ -343,54 +279,16 @@ class Session:
         with contextlib.suppress(OSError):  # it is gone already
             await self.pid1.send({"op": "signal", "number": number})
 
-    async def _tell(self, body: fdpass.Json) -> None:
+    async def tell(self, body: fdpass.Json) -> None:
+        """Say something to the launcher, if it is still there."""
         try:
             await self.peer.send(body)
         except OSError:
             log.info("run %s: the launcher is gone", self.run.id)
 
-    async def close(self, ending: Ending) -> None:
-        """Death first, confirmed; then nothing listens for this run; then the last record, then the launcher hears.
-
-        A step that fails (the keeper died, the disk is full) is logged and keeps none of the others from being done.
-        """
-        self.run.revoked = True
-        if self._mounts is not None:
-            self._mounts.close()
-        self.pid1.close()
-        self.work.close()
-        with self._going_on("confirm the death of pid 1"):
-            await self._confirm_death()
-        if not self._ended_for:
-            ending.reason = self.limits.reason(ending.status, ending.reason)
-        with self._going_on("remove the control group"):
-            await asyncio.to_thread(self.limits.close)
-        with self._going_on("close the listeners"):
-            await self.parts.gateway.close(self.run.id)
-        with self._going_on("take the names back"):
-            await self.parts.resolver.remove(self.run.id)
-        seen = await self.evidence(ending)
-        with self._going_on("remove what was made in the work tree"):
-            self.parts.reserved.drop(self.run.id)
-        left: exitreport.ExitReport | None = None
-        with self._going_on("look for what the host would execute"):
-            if self.ready and self.spec.workdir_write:
-                left = await asyncio.to_thread(exitreport.exit_report, self.look)
-        with self._going_on("record the end"):
-            record_end(self.parts.ledger, self.run, ending, seen, exitreport.fields(left))
-        self.berth.close()
-        if self.listener is not None:
-            self.listener.close()
-            with self._going_on("remove the socket for children"):
-                os.unlink(self.spec.children)  # noqa: PTH108 - surrogates
-        with self._going_on("end the berth"):
-            await asyncio.to_thread(self.parts.keeper.release, self.berth.id)
-        self.parts.claims.drop(self.run.id)
-        await self._tell_end(ending, seen, left)
-        self.peer.close()
-
     @contextlib.contextmanager
-    def _going_on(self, step: str) -> Iterator[None]:
+    def going_on(self, step: str) -> Iterator[None]:
+        """A step of the end whose failure is logged and keeps none of the others from being done."""
         try:
             yield
         except (CredgateError, JailError, ResolverError, OSError) as error:
@@ -400,33 +298,9 @@ class Session:
         """What was tried so far outside the one route; a count that can't be read is None."""
         off_route: int | None = None
         counters: dict[str, int] | None = None
-        with self._going_on("read the attempts without a route"):
+        with self.going_on("read the attempts without a route"):
             off_route = self.berth.off_route() - self.tried
-        with self._going_on("read the counters"):
+        with self.going_on("read the counters"):
             counters = await asyncio.to_thread(self.parts.keeper.counters, self.berth.id)
         kills = None if ending is None else ending.filter_kills
         return Evidence(off_route=off_route, counters=counters, filter_kills=kills)
-
-    async def _tell_end(self, ending: Ending, seen: Evidence, left: exitreport.ExitReport | None) -> None:
-        body = {"ev": "ended", "run": self.run.id, "status": ending.status, "reason": ending.reason}
-        if left is not None:
-            body |= {"files": left.to_json(), "left": left.sentences()}
-        told = {"requests": self.run.requests(), "seen": seen.sentence(), **seen.to_json()}
-        await self._tell(body | told)
-
-    async def _confirm_death(self) -> None:
-        """Wait until pid 1 is dead (its namespace is empty then). Raises Refusal where the kernel does not show it."""
-        if self.pidfd < 0:
-            return
-        loop = asyncio.get_running_loop()
-        dead: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(self.pidfd, wake, dead)
-        self._last_resort.arm(self.pid, self.pidfd, INSIST)  # its channels are closed: it kills at once where it can
-        try:
-            async with asyncio.timeout(DEATH):
-                await dead
-        finally:
-            loop.remove_reader(self.pidfd)
-            await self._last_resort.disarm()
-            os.close(self.pidfd)
-            self.pidfd = -1
