@@ -6,19 +6,14 @@ mitmproxy and keyring, and it starts the berth keeper before it has read any sec
 
 import asyncio
 import contextlib
-import ctypes
-import fcntl
 import json
 import logging
 import os
-import resource
 import selectors
 import signal
 import socket
-import subprocess
 import sys
-import time
-from typing import Any
+from dataclasses import dataclass
 
 from credgate import hostlimits, ownaddresses
 from credgate.ca import Authority
@@ -31,15 +26,17 @@ from credgate.ledger.writer import Ledger
 from credgate.opening import clear_left as clear_sockets
 from credgate.opening import open_session
 from credgate.parts import Parts
-from credgate.paths import Places, check_private_dir, open_private, private_dir
+from credgate.paths import Places, private_dir
 from credgate.peer import Peer, accept
 from credgate.policyfile import find_for_run
 from credgate.prepare import Asked, Person
 from credgate.proving import Wanted, prove
 from credgate.reserved import Reserved
+from credgate.resolverevents import ResolverEvents
 from credgate.rights import reload, resume, revoke
 from credgate.session import Session
 from credgate.stand import StandProcess, clear_left, limits_of
+from credgate.startup import EXIT_CANNOT, check_sealed, harden, listen, lock, say, start_resolver
 from credgate.trust import prepare as prepare_trust
 from credgate.vault import Vault
 from jail import fdpass
@@ -53,11 +50,17 @@ from rules.problems import PolicyError
 
 log = logging.getLogger(__name__)
 
-PR_SET_DUMPABLE = 4
 MAX_REQUEST = 4 << 20  # bytes of a run.open: the caller's whole environment is in it
-EXIT_CANNOT = 3
-LOCK_TRIES, LOCK_PAUSE = 5, 0.02
-PROBE = 20.0  # seconds for one look at what the host allows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """Where the daemon lives, for whom, and the processes that were started before any secret was loaded."""
+
+    places: Places
+    person: Person
+    keeper: KeeperProcess
+    stand: StandProcess
 
 
 class Daemon:
@@ -213,77 +216,11 @@ def _payload(message: fdpass.Received) -> dict[str, object]:
     return body
 
 
-def _harden() -> None:
-    """No core, not dumpable: another process of this user must not read the vault from our memory."""
-    os.umask(0o077)
-    os.chdir("/")
-    # The soft limit alone: a control of the guard against core dumps has to be able to raise it again.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    hostlimits.raise_open_files()  # keeper and resolver inherit it
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
-        raise CredgateError("not_hardened", "PR_SET_DUMPABLE was refused", exit_status=EXIT_CANNOT)
-
-
-def _lock(places: Places) -> int:
-    """The one daemon of this user; raises CredgateError where another one lives."""
-    descriptor = open_private(private_dir(places.run) / "daemon.lock", os.O_RDWR | os.O_CREAT)
-    for _ in range(LOCK_TRIES):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(LOCK_PAUSE)  # `gateway stop` tries it for a moment, to see that a daemon is gone
-        else:
-            return descriptor
-    os.close(descriptor)
-    raise CredgateError("already_running", "a daemon of this user is running", "see `credgate gateway status`")
-
-
-def _listen(places: Places) -> socket.socket:
-    path = places.control
-    path.unlink(missing_ok=True)  # ours by the lock
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(str(path))
-    path.chmod(0o600)
-    listener.listen(64)
-    listener.setblocking(False)
-    return listener
-
-
-class ResolverEvents:
-    """Writes what the resolver tells into the ledger. A ledger that is broken stops the gateway by itself."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self.sessions: dict[str, Session] = {}  # the daemon's
-
-    def __call__(self, event: dict[str, object]) -> None:
-        """One record of the resolver's."""
-        ev = "alarm" if event.get("alarm") else "dns"
-        run, name = event.get("run"), event.get("name")
-        session = self.sessions.get(str(run)) if ev == "alarm" else None
-        detail = f"{event.get('detail') or 'too many names'}"
-        count = event.get("count")
-        try:
-            self._ledger.append(
-                ev,
-                run=str(run) if run else None,
-                verdict=session.alarms.recorded(str(event.get("code")), detail) if session is not None else None,
-                reason=str(event.get("code")),
-                host=str(name) if name else None,
-                qtype=str(event["qtype"]) if event.get("qtype") else None,
-                detail=str(event["detail"]) if event.get("detail") else None,
-                count=count if isinstance(count, int) else None,
-            )
-        except CredgateError as error:
-            log.error("dns event not recorded: %s", error.detail)
-
-
 async def main_async(ready: int, idle: float) -> None:
     """Build every part, say ready, serve, and take every part down in the other order."""
     places = Places.from_env(os.environ)
     private_dir(places.state)
-    lock = _lock(places)
+    held = lock(places)
     person = Person.current(os.environ)
     keeper = await asyncio.to_thread(KeeperProcess.start, sys.executable)  # before any secret is loaded
     stand: StandProcess | None = None
@@ -291,86 +228,64 @@ async def main_async(ready: int, idle: float) -> None:
         clear_left(places)
         stand = await asyncio.to_thread(StandProcess.start, places)  # likewise
         await asyncio.to_thread(clear_sockets, places)
-        ledger = Ledger.open(places.ledger, settings=load_settings(places.config / LEDGER_SETTINGS))
-        authority = Authority.load_or_create(places.ca)
-        await asyncio.to_thread(_check_sealed, places)
-        vault = Vault(places, os.environ)
-        gateway = Gateway(
-            authority=authority,
-            ledger=ledger,
-            vault=vault,
-            resolve=ownaddresses.resolve,
-            own_addresses=ownaddresses.own,
-        )
-        await gateway.start()
-        trust = await asyncio.to_thread(prepare_trust, authority.ca_pem, places.state)
-        async with asyncio.TaskGroup() as tasks:
-            events = ResolverEvents(ledger)
-            resolver = ResolverProcess(events)
-            await _start_resolver(resolver, tasks)
-            parts = Parts(
-                places=places,
-                person=person,
-                ledger=ledger,
-                gateway=gateway,
-                resolver=resolver,
-                keeper=keeper,
-                trust=trust,
-                stand=stand,
-                reserved=await asyncio.to_thread(Reserved.open, places),
-            )
-            daemon = Daemon(places, parts, idle)
-            events.sessions = daemon.sessions
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, daemon.stopping.set)
-            listener = _listen(places)
-            _say(ready, {"ok": True})
-            await daemon.serve(listener)
-            listener.close()
-            places.control.unlink(missing_ok=True)
-            await resolver.stop()
-        await gateway.stop()
-        ledger.close()
+        await _with_gateway(Apart(places=places, person=person, keeper=keeper, stand=stand), ready, idle)
     finally:
         if stand is not None:
             await asyncio.to_thread(stand.stop)
         await asyncio.to_thread(keeper.stop)
-        os.close(lock)
+        os.close(held)
 
 
-def _check_sealed(places: Places) -> None:
-    if os.path.lexists(places.sealed):  # made by the first secret that lies there
-        check_private_dir(places.sealed)
+async def _with_gateway(apart: Apart, ready: int, idle: float) -> None:
+    places = apart.places
+    ledger = Ledger.open(places.ledger, settings=load_settings(places.config / LEDGER_SETTINGS))
+    authority = Authority.load_or_create(places.ca)
+    await asyncio.to_thread(check_sealed, places)
+    gateway = Gateway(
+        authority=authority,
+        ledger=ledger,
+        vault=Vault(places, os.environ),
+        resolve=ownaddresses.resolve,
+        own_addresses=ownaddresses.own,
+    )
+    await gateway.start()
+    trust = await asyncio.to_thread(prepare_trust, authority.ca_pem, places.state)
+    async with asyncio.TaskGroup() as tasks:
+        events = ResolverEvents(ledger)
+        resolver = ResolverProcess(events)
+        await start_resolver(resolver, tasks)
+        parts = Parts(
+            places=places,
+            person=apart.person,
+            ledger=ledger,
+            gateway=gateway,
+            resolver=resolver,
+            keeper=apart.keeper,
+            trust=trust,
+            stand=apart.stand,
+            reserved=await asyncio.to_thread(Reserved.open, places),
+        )
+        await _serve(Daemon(places, parts, idle), events, ready)
+        await resolver.stop()
+    await gateway.stop()
+    ledger.close()
 
 
-async def _start_resolver(resolver: ResolverProcess, tasks: asyncio.TaskGroup) -> None:
-    try:
-        await resolver.start(tasks)
-    except ResolverError as error:
-        raise await asyncio.to_thread(_host_says, error) from error
-
-
-def _host_says(error: ResolverError) -> CredgateError:
-    """What this host refuses, found out by trying; the resolver's own last words are in the log."""
-    for name in ("userns", "netns"):
-        argv = [sys.executable, "-I", "-m", "credgate.hostprobes", name]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=PROBE, check=False)
-        said: dict[str, Any] = json.loads(done.stdout) if done.stdout else {"ok": True}
-        if not said["ok"]:
-            return CredgateError("namespaces_refused", f"{name}: {said['detail']}", said["mend"], EXIT_CANNOT)
-    return CredgateError(error.code, f"the resolver: {error.detail}", "the daemon's log says more", EXIT_CANNOT)
+async def _serve(daemon: Daemon, events: ResolverEvents, ready: int) -> None:
+    events.sessions = daemon.sessions
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, daemon.stopping.set)
+    listener = listen(daemon.places)
+    say(ready, {"ok": True})
+    await daemon.serve(listener)
+    listener.close()
+    daemon.places.control.unlink(missing_ok=True)
 
 
 async def _warm(stand: StandProcess) -> None:
     """Run the cheap controls before the first run asks for them; what fails here is said to that run."""
     with contextlib.suppress(CredgateError):
         await asyncio.to_thread(stand.controls, needed(per_run=True), limits_of(Limits()))
-
-
-def _say(ready: int, body: dict[str, object]) -> None:
-    with contextlib.suppress(BrokenPipeError):  # whoever started us did not wait
-        os.write(ready, json.dumps(body).encode() + b"\n")
-    os.close(ready)
 
 
 def _loop() -> asyncio.SelectorEventLoop:
@@ -383,7 +298,7 @@ def main(arguments: list[str]) -> int:
     ready, idle = int(arguments[0]), float(arguments[1])
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
-        _harden()
+        harden()
         asyncio.run(main_async(ready, idle), loop_factory=_loop)
     except* (CredgateError, JailError, ResolverError) as group:
         error = group.exceptions[0]
@@ -392,7 +307,7 @@ def main(arguments: list[str]) -> int:
         log.error("%s", error)
         body = {"code": error.code, "detail": error.detail, "hint": error.hint}
         with contextlib.suppress(OSError):  # said ready already: the log has it
-            _say(ready, {"ok": False, **body})
+            say(ready, {"ok": False, **body})
         return_code = EXIT_CANNOT
     else:
         return_code = 0

@@ -4,6 +4,7 @@ import asyncio
 import os
 import secrets
 import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from credgate import protect
@@ -17,6 +18,7 @@ from credgate.prepare import Asked, Network, children_offered, filter_of, jail_s
 from credgate.roleneeds import decoy_environment, decoys_of, extra_ports, registry_environment
 from credgate.runs import Run
 from credgate.session import Session
+from credgate.treelook import TreeLook
 from credgate.trees import note_written
 from jail.keeper_client import Berth
 from jail.plan import JailSpec, under
@@ -101,28 +103,14 @@ async def _session(
     run_id, berth, path = made
     policy, role = chosen.policy, chosen.policy.roles[chosen.role]
     caller = peer if parent is None else parent.caller
-    network = Network(gateway=berth.gateway, jail=berth.jail, proxy_port=berth.proxy_port)
     decoys = decoys_of(policy, role.name)
-    named = {**registry_environment(policy, role.name), **decoy_environment(policy, decoys)}
-    # On a thread: it reads files of the host that an agent may have made slow or large.
-    try:
-        spec, look = await asyncio.to_thread(
-            jail_spec, run_id, asked, chosen, parts.person, parts.places, parts.trust, named, network
-        )
-    except (CommandError, OSError):
-        if parent is None:
-            raise
-        raise Refusal("not_found", f"{asked.argv[0]}: not in the parent's jail", "", 127) from None  # see visible()
+    spec, look = await _computed(parts, asked, chosen, made, decoys, child=parent is not None)
     base = await asyncio.to_thread(base_for, caller.pid())
     canary = await asyncio.to_thread(os.path.realpath, parts.stand.context["hidden"][0])
     spec = children_offered(replace(spec, sums=sums(base), canary=canary), path)
     if parent is not None:
         visible(spec, parent.spec)
-    ancestors = () if parent is None else parent.lineage()  # what a child lends them they have already
-    parts.claims.take(run_id, spec, (policy.sha256, role.name), ancestors)
-    if spec.workdir_write:
-        await asyncio.to_thread(note_written, parts.places, spec.workdir)
-        parts.reserved.take(run_id, spec.protected)
+    await _claim(parts, spec, chosen, parent)
     run = Run(
         id=run_id,
         policy=policy,
@@ -133,24 +121,62 @@ async def _session(
         decoys=decoys,
         parent="" if parent is None else parent.run.id,
     )
-    seq = parts.ledger.append(
-        "run.start",
-        run=run_id,
-        parent=run.parent,
-        role=role.name,
-        program=spec.exe,
-        program_sha256=await asyncio.to_thread(program_digest, spec.exe),
-        policy_sha256=policy.sha256,
-        seccomp_sha256=filter_of(role).sha256,
-        limits=list(held_by(base)),
-        hidden=protect.named(look, spec.protected)[0],
-        protected=len(spec.protected.islands),
-        switches=list(role.switches()) or None,
-        registries=list(policy.registries()) or None,
-    )
-    await parts.ledger.durable(seq)
+    await _record(parts, run, spec, look, held_by(base))
     session = Session(parts, peer, run, berth, spec, RunLimits(base, spec))
     session.chosen, session.caller, session.above, session.look = chosen, caller, parent, look
     if parent is not None:
         parent.run.adopt(run)
     return session
+
+
+async def _computed(
+    parts: Parts,
+    asked: Asked,
+    chosen: Effective,
+    made: tuple[str, Berth, str],
+    decoys: Mapping[str, str],
+    *,
+    child: bool,
+) -> tuple[JailSpec, TreeLook]:
+    """The jail of the role, on a thread: it reads files of the host that an agent may have made slow or large."""
+    run_id, berth, _ = made
+    network = Network(gateway=berth.gateway, jail=berth.jail, proxy_port=berth.proxy_port)
+    named = {**registry_environment(chosen.policy, chosen.role), **decoy_environment(chosen.policy, decoys)}
+    try:
+        return await asyncio.to_thread(
+            jail_spec, run_id, asked, chosen, parts.person, parts.places, parts.trust, named, network
+        )
+    except (CommandError, OSError):
+        if not child:
+            raise
+        raise Refusal("not_found", f"{asked.argv[0]}: not in the parent's jail", "", 127) from None  # see visible()
+
+
+async def _claim(parts: Parts, spec: JailSpec, chosen: Effective, parent: Session | None) -> None:
+    """Take the work tree, and what is reserved in it. Raises CredgateError where another run stands in the way."""
+    ancestors = () if parent is None else parent.lineage()  # what a child lends them they have already
+    parts.claims.take(spec.run, spec, (chosen.policy.sha256, chosen.role), ancestors)
+    if spec.workdir_write:
+        await asyncio.to_thread(note_written, parts.places, spec.workdir)
+        parts.reserved.take(spec.run, spec.protected)
+
+
+async def _record(parts: Parts, run: Run, spec: JailSpec, look: TreeLook, limits: Sequence[str]) -> None:
+    """run.start, on the disk before anything of the run is."""
+    role = run.role_rule
+    seq = parts.ledger.append(
+        "run.start",
+        run=run.id,
+        parent=run.parent,
+        role=run.role,
+        program=spec.exe,
+        program_sha256=await asyncio.to_thread(program_digest, spec.exe),
+        policy_sha256=run.policy.sha256,
+        seccomp_sha256=filter_of(role).sha256,
+        limits=list(limits),
+        hidden=protect.named(look, spec.protected)[0],
+        protected=len(spec.protected.islands),
+        switches=list(role.switches()) or None,
+        registries=list(run.policy.registries()) or None,
+    )
+    await parts.ledger.durable(seq)

@@ -293,10 +293,7 @@ def jail_spec(
     decoys: Mapping[str, str],
     network: Network,
 ) -> tuple[JailSpec, TreeLook]:
-    """Everything that the plan is computed from, and what the work tree was seen to hold.
-
-    Raises CredgateError: not found, refused tree, env, ...
-    """
+    """Everything that the plan is computed from, and what the work tree holds. Raises CredgateError: not found, ..."""
     policy, role = chosen.policy, chosen.policy.roles[chosen.role]
     lent = _lent(asked, role, person, places)
     cwd = os.path.realpath(asked.cwd)
@@ -322,6 +319,16 @@ def jail_spec(
         links=lent.links,
         protected=lent.protected,
         trust=trust.mounts,
+        landlock=_landlock(person.home, lent.workdir if lent.write else "", userns=role.allow_userns),
+        check={"denied_name": CHECK_NAME, "bundle": INSIDE_BUNDLE, "bundle_sha256": trust.bundle_sha256},
+    )
+    return _bounded(spec, role, network), lent.look
+
+
+def _bounded(spec: JailSpec, role: Role, network: Network) -> JailSpec:
+    """With its addresses, the role's limits and its filter."""
+    return replace(
+        spec,
         gateway=network.gateway,
         jail_ip=network.jail,
         proxy_port=network.proxy_port,
@@ -331,12 +338,9 @@ def jail_spec(
         cpu=role.limits.cpu,
         file_size=role.limits.file_size,
         deadline=role.deadline,
-        landlock=_landlock(person.home, lent.workdir if lent.write else "", userns=role.allow_userns),
         user_namespaces=NESTED if role.allow_userns else 0,
         seccomp=filter_of(role).bpf.hex(),
-        check={"denied_name": CHECK_NAME, "bundle": INSIDE_BUNDLE, "bundle_sha256": trust.bundle_sha256},
     )
-    return spec, lent.look
 
 
 def children_offered(spec: JailSpec, socket: str) -> JailSpec:

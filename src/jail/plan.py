@@ -194,12 +194,12 @@ def rlimit_processes(spec: JailSpec) -> int:
 
 def private_trees(home: str) -> list[str]:
     """Trees that are the jail's own and die with it: its tmpfs mounts."""
-    return ["/tmp", "/var/tmp", "/run", "/dev/shm", "/dev/pts", home]  # noqa: S108 - inside the jail
+    return ["/tmp", "/var/tmp", "/run", "/dev/shm", "/dev/pts", home]  # noqa: S108 - the jail's - inside the jail
 
 
 def mounts(spec: JailSpec) -> list[dict[str, Any]]:
     """Operations in order. Parents come before what lies below them, so that no mount hides an earlier one."""
-    layers = [_tmpfs("/tmp", 1024, 0o1777), _tmpfs("/var/tmp", 256, 0o1777), _tmpfs("/run", 64, 0o755)]  # noqa: S108
+    layers = [_tmpfs("/tmp", 1024, 0o1777), _tmpfs("/var/tmp", 256, 0o1777), _tmpfs("/run", 64, 0o755)]  # noqa: S108 - the jail's
     layers.append(_tmpfs(spec.home, 1024, 0o700))
     binds = [{"op": "bind", "from": t.path, "at": t.path, "write": t.write} for t in _outermost(spec)]
     binds.append({"op": "bind", "from": spec.workdir, "at": spec.workdir, "write": spec.workdir_write})
@@ -265,7 +265,7 @@ def _dev() -> list[dict[str, Any]]:
         {"op": "tmpfs", "at": "/dev", "size": MIB, "inodes": 512, "mode": 0o755},
         *({"op": "device", "from": f"/dev/{name}", "at": f"/dev/{name}"} for name in DEVICES),
         {"op": "devpts", "at": "/dev/pts"},
-        _tmpfs("/dev/shm", 512, 0o1777),  # noqa: S108 - inside the jail
+        _tmpfs("/dev/shm", 512, 0o1777),  # noqa: S108 - the jail's - inside the jail
         {"op": "link", "at": "/dev/ptmx", "to": "pts/ptmx"},
         {"op": "link", "at": "/dev/fd", "to": "/proc/self/fd"},
         {"op": "link", "at": "/dev/stdin", "to": "/proc/self/fd/0"},

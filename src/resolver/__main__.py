@@ -13,7 +13,7 @@ from resolver.errors import ResolverError
 def main(argv: list[str]) -> int:
     """The process. Status 0 when the daemon has gone, 1 after a failure, 2 for wrong arguments."""
     if len(argv) != 2 or not argv[1].isdecimal():
-        print("error: got no control descriptor\nhint: this program is started by the daemon", file=sys.stderr)  # noqa: T201
+        print("error: got no control descriptor\nhint: this program is started by the daemon", file=sys.stderr)  # noqa: T201 - its log
         return 2
     try:
         control = socket.socket(fileno=int(argv[1]))
@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
         # poll(2): epoll's watches are counted per user of the host, and a jail can use them all up.
         asyncio.run(_serve(control), loop_factory=lambda: asyncio.SelectorEventLoop(selectors.PollSelector()))
     except ResolverError as error:
-        print(f"error: resolver: {error.detail}\nhint: {error.hint or error.code}", file=sys.stderr)  # noqa: T201
+        print(f"error: resolver: {error.detail}\nhint: {error.hint or error.code}", file=sys.stderr)  # noqa: T201 - its log
         return 1
     return 0
 

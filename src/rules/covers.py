@@ -89,7 +89,7 @@ def covers_address(networks: tuple[Network, ...], pins: tuple[Address, ...], val
 def _inside(text: str, network: Network) -> bool:
     inner = type(network)
     try:
-        return inner(text).subnet_of(network)  # type: ignore[arg-type]
+        return inner(text).subnet_of(network)  # type: ignore[arg-type]  # of one version
     except ValueError:  # the other family
         return False
 

@@ -19,7 +19,7 @@ from rules.load_proxies import PROXY_KEYS, load_proxies
 from rules.load_refs import Draft, check_refs, with_pack_rules
 from rules.load_registries import Registries
 from rules.load_roles import ROLE_KEYS, ROLE_LATER, TEST_KEYS, load_roles, load_tests
-from rules.policy import Policy, Unlisted
+from rules.policy import CorporateProxy, Policy, Unlisted
 from rules.problems import PolicyError, Problem
 from rules.tables import Report, Table
 
@@ -62,16 +62,7 @@ def load_policy(
     default_role = root.text("default_role")
     proxies = load_proxies(sections.proxies, base_dir)
     context = Context(packs=packs, base_dir=base_dir, proxies=proxies, registries=registries or {})
-    endpoints = load_endpoints(sections.endpoints, context)
-    draft = Draft(
-        secrets=load_secrets(sections.secrets),
-        mints=load_mints(sections.mints),
-        proxies=proxies,
-        endpoints=endpoints,
-        bindings=with_pack_rules(load_bindings(sections.bindings), endpoints),
-        roles=load_roles(sections.roles),
-        tests=load_tests(sections.tests, default_role),
-    )
+    draft = _draft(sections, context, proxies, default_role)
     check_refs(root, default_role, draft)
     unlisted = root.table("dns", known=("unlisted",)).choice("unlisted", Unlisted, Unlisted.GATEWAY)
     if report.problems:
@@ -87,6 +78,19 @@ def load_policy(
         bindings=draft.bindings,
         roles=draft.roles,
         tests=draft.tests,
+    )
+
+
+def _draft(sections: _Sections, context: Context, proxies: dict[str, CorporateProxy], default_role: str) -> Draft:
+    endpoints = load_endpoints(sections.endpoints, context)
+    return Draft(
+        secrets=load_secrets(sections.secrets),
+        mints=load_mints(sections.mints),
+        proxies=proxies,
+        endpoints=endpoints,
+        bindings=with_pack_rules(load_bindings(sections.bindings), endpoints),
+        roles=load_roles(sections.roles),
+        tests=load_tests(sections.tests, default_role),
     )
 
 

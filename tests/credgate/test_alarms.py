@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from credgate import alarms
-from credgate.daemon import ResolverEvents
+from credgate.resolverevents import ResolverEvents
 from credgate.rights import resume
 from credgate.runs import Run
 from tests.credgate.gateway_rig import DECOY, POLICY, Rig, rig

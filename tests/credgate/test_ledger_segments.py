@@ -67,7 +67,7 @@ def test_a_segment_begins_with_all_that_came_before(directory: Path):
 
 def test_a_day_ends_a_segment_and_a_clock_that_goes_back_does_not(directory: Path):
     days = iter([1, 1, 2, 1, 2, 3, 3])
-    clock = lambda: Stamp(ts=f"2026-01-0{next(days)}T00:00:00.000000Z", boot="b", mono_ns=1)  # noqa: E731
+    clock = lambda: Stamp(ts=f"2026-01-0{next(days)}T00:00:00.000000Z", boot="b", mono_ns=1)  # noqa: E731 - one line
     with Ledger.open(directory, clock=clock) as ledger:
         for _ in range(6):
             ledger.append("deny")

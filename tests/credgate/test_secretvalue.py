@@ -33,7 +33,7 @@ def test_reveal_gives_the_value(secret: Secret):
         repr,
         str,
         lambda s: f"{s!r} {s!s}",
-        lambda s: "%s %r" % (s, s),  # noqa: UP031
+        lambda s: "%s %r" % (s, s),  # noqa: UP031 - a way to leak
         lambda s: repr([s, {"a": s}]),
         pprint.pformat,
         lambda s: json.dumps({"s": s}, default=str),

@@ -83,34 +83,33 @@ class Gateway:
         self.known = known or KnownValues()
         limits = timeouts or Timeouts()
         upstream = UpstreamTls(system_roots)
-        dialler = Dialler(
-            pins=Pins(resolve, limits.names),
-            own_addresses=own_addresses,
-            listeners=self._gateway_addresses,
-            resolve_timeout=limits.resolve,
-            connect_timeout=limits.connect,
-            bundle=str(upstream.bundle),
-        )
+        dialler = self._dialler(Pins(resolve, limits.names), own_addresses, limits, str(upstream.bundle))
         fingerprints = Fingerprints.load(keys.beside(ledger.directory))
         calls = Calls(ledger=ledger, dialler=dialler, upstream=upstream, fingerprints=fingerprints)
         self._minter = Minter(calls=calls, vault=vault, known=self.known)
-        self._hooks = Hooks(
-            judge=Judge(
-                records=Records(ledger, self.known),
-                fingerprints=fingerprints,
-                vault=vault,
-                dialler=dialler,
-                known=self.known,
-                minter=self._minter,
-            ),
-            authority=authority,
-            upstream=upstream,
-            timeouts=limits,
+        judge = Judge(
+            records=Records(ledger, self.known),
+            fingerprints=fingerprints,
+            vault=vault,
+            dialler=dialler,
+            known=self.known,
+            minter=self._minter,
         )
+        self._hooks = Hooks(judge=judge, authority=authority, upstream=upstream, timeouts=limits)
         self._options: Options | None = None
         self._instances: dict[str, list[CredgateInstance | Published]] = {}
         self._crowd = Crowd.below_the_limit()
         self._expiry = Expiry(self._end)
+
+    def _dialler(self, pins: Pins, own_addresses: OwnAddresses, limits: Timeouts, bundle: str) -> Dialler:
+        return Dialler(
+            pins=pins,
+            own_addresses=own_addresses,
+            listeners=self._gateway_addresses,
+            resolve_timeout=limits.resolve,
+            connect_timeout=limits.connect,
+            bundle=bundle,
+        )
 
     async def start(self) -> None:
         """Set mitmproxy up. Raises GatewayError where a hook or an option is missing: nothing is served then."""

@@ -11,7 +11,7 @@ import io
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Buffer, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,10 +72,10 @@ class _Hashed(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: object) -> int:
-        count = self._file.readinto(buffer)  # type: ignore[arg-type]
+    def readinto(self, buffer: Buffer) -> int:
+        count = self._file.readinto(buffer)
         if count:
-            self.digest.update(memoryview(buffer)[:count])  # type: ignore[arg-type]
+            self.digest.update(memoryview(buffer)[:count])
             self.size += count
         return count or 0
 
@@ -165,8 +165,8 @@ class _Unpacked(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer)  # type: ignore[arg-type]
+    def readinto(self, buffer: Buffer) -> int:
+        view = memoryview(buffer)
         data = self._gzip.read1(min(len(view), 64 * 1024))
         view[: len(data)] = data
         return len(data)
@@ -179,8 +179,8 @@ class _Recoded(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer)  # type: ignore[arg-type]
+    def readinto(self, buffer: Buffer) -> int:
+        view = memoryview(buffer)
         data = self._reader.read(len(view) // 4).encode("utf-8", "replace")
         view[: len(data)] = data
         return len(data)

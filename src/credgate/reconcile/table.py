@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Buffer, Iterator
 
 from credgate.reconcile.model import ReconcileError
 from credgate.reconcile.reading import NOT_JSON, Opened
@@ -47,8 +47,8 @@ class _Bytes(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer)  # type: ignore[arg-type]
+    def readinto(self, buffer: Buffer) -> int:
+        view = memoryview(buffer)
         data = self._opened.read(len(view))
         view[: len(data)] = data
         return len(data)

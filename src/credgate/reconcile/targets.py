@@ -219,7 +219,7 @@ def _built(name: str, format_: str, facts: Mapping[str, object]) -> Target:
     lists = {key: _listed(facts.get(key)) for key in (*_TEXTS, "counted", "counted_paths")}
     rules = facts.get("absent")
     absent = tuple(_absent(rule) for rule in rules) if isinstance(rules, list) else ()
-    return Target(name=name, format=format_, absent=absent, **plain, **lists)  # type: ignore[arg-type]
+    return Target(name=name, format=format_, absent=absent, **plain, **lists)  # type: ignore[arg-type]  # each was read by its kind
 
 
 def _absent(rule: Mapping[str, object]) -> Absent:

@@ -41,7 +41,7 @@ def put_up(context: Context) -> Standing:
     The server is a jail's alone: outside the lab has one. The last is left out where it is refused, as it must be.
     """
     up = Standing()
-    for path in (f"/tmp/{context['neighbour']['name']}", f"/dev/shm/{context['neighbour']['name']}"):  # noqa: S108
+    for path in (f"/tmp/{context['neighbour']['name']}", f"/dev/shm/{context['neighbour']['name']}"):  # noqa: S108 - the jail's
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         up.paths.append(path)
     up.segment = call(_SHMGET[os.uname().machine], context["neighbour"]["key"], 4096, IPC_CREAT | 0o600)
@@ -74,13 +74,13 @@ def _listening(name: bytes) -> socket.socket:
 
 def neighbour_tmp(context: Context) -> str:
     """Open a file that the other has in /tmp."""
-    os.close(os.open(f"/tmp/{context['neighbour']['name']}", os.O_RDONLY | os.O_CLOEXEC))  # noqa: S108
+    os.close(os.open(f"/tmp/{context['neighbour']['name']}", os.O_RDONLY | os.O_CLOEXEC))  # noqa: S108 - the jail's
     return DONE
 
 
 def neighbour_shm(context: Context) -> str:
     """Open a file that the other has in /dev/shm."""
-    os.close(os.open(f"/dev/shm/{context['neighbour']['name']}", os.O_RDONLY | os.O_CLOEXEC))  # noqa: S108
+    os.close(os.open(f"/dev/shm/{context['neighbour']['name']}", os.O_RDONLY | os.O_CLOEXEC))  # noqa: S108 - the jail's
     return DONE
 
 
