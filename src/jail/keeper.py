@@ -23,6 +23,7 @@ from jail.fdpass import Json, Received
 # Seconds a holder may take for one answer (measured: 15 ms, tenths of a second on a loaded machine). Two in a row, one
 # for a berth on its way and one for the next, stay below the client's own patience.
 TIMEOUT = 12.0
+GONE = "berth_gone"
 MAX_BERTHS = 16
 _PR_SET_PDEATHSIG = 1
 
@@ -41,9 +42,9 @@ class _Holder:
         try:
             got = fdpass.recv(self.sock)
         except OSError as error:
-            raise JailError("berth_gone", f"the berth's holder does not answer: {error}") from error
+            raise JailError(GONE, f"the berth's holder does not answer: {error}") from error
         if got is None:
-            raise JailError("berth_gone", "the berth's holder has died")
+            raise JailError(GONE, "the berth's holder has died")
         if got.body.get("ok") is not True:
             got.close()
             raise from_json(got.body)
@@ -54,7 +55,7 @@ class _Holder:
         try:
             fdpass.send(self.sock, request)
         except OSError as error:
-            raise JailError("berth_gone", f"the berth's holder has died: {error.strerror}") from error
+            raise JailError(GONE, f"the berth's holder has died: {error.strerror}") from error
         return self.receive()
 
     def end(self) -> None:
@@ -104,7 +105,7 @@ class Keeper:
 
     def _settle(self, berth: _Holder) -> None:
         if berth.ready:
-            raise JailError("berth_gone", "the berth's holder ended by itself")
+            raise JailError(GONE, "the berth's holder ended by itself")
         berth.receive().close()
         berth.ready = True
 
@@ -182,6 +183,15 @@ class Keeper:
         while not self._alive(number):  # an idle holder may have been killed (out of memory) since it was built
             self._drop(number)
             number = self._next()
+        try:
+            return self._claim_of(number, request)
+        except JailError as error:
+            if error.code != GONE:
+                raise
+        # It was dying, and its end had not come yet when it was looked at (seen under load): another is asked, once.
+        return self._claim_of(self._next(), request)
+
+    def _claim_of(self, number: int, request: Json) -> tuple[Json, list[int]]:
         berth = self._berths[number]
         try:
             got = berth.ask({"op": "claim", "ports": request.get("ports", [])})

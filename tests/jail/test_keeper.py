@@ -22,6 +22,7 @@ import pytest
 from pyroute2 import IPRoute
 
 from jail import berthfacts, fdpass, firewall, holder
+from jail import keeper as keeping
 from jail.errors import JailError, Unsupported
 from jail.keeper_client import Berth, KeeperProcess, out_no_routes
 from tests.conftest import OrdinaryUser
@@ -502,6 +503,35 @@ def test_idle_berth_that_died_is_replaced(by_user: ByUser) -> None:
             return inside(berth, tcp_only(berth.gateway, 443)) == "connected"
 
     assert by_user(body) is True
+
+
+def test_a_berth_that_dies_as_it_is_claimed_is_replaced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed, and not dead yet when the keeper looks: seen under load."""
+    ends: list[int] = []
+    monkeypatch.setattr(keeping._Holder, "end", lambda holder: (holder.sock.close(), ends.append(holder.pid)))
+
+    def dies(sock: socket.socket) -> None:
+        sock.recv(4096)
+        sock.close()
+
+    def answers(sock: socket.socket) -> None:
+        fdpass.recv(sock)
+        fdpass.send(sock, {"ok": True, "mine": 1})
+
+    def claim(*holders: Callable[[socket.socket], None]) -> object:
+        with contextlib.ExitStack() as open_ones:
+            control, _other = map(open_ones.enter_context, socket.socketpair())
+            kept = keeping.Keeper(control)
+            for number, holder in enumerate(holders):
+                ours, theirs = map(open_ones.enter_context, fdpass.pair())
+                kept._berths[number] = keeping._Holder(pid=number, sock=ours, ready=True)
+                threading.Thread(target=holder, args=(theirs,), daemon=True).start()
+            return kept._claim({"ports": []})[0]
+
+    assert claim(dies, answers) == {"ok": True, "mine": 1, "berth": 1}
+    assert ends == [0]
+    with pytest.raises(JailError, match="berth_gone"):
+        claim(dies, dies)
 
 
 def test_claimed_berth_that_died_is_told_and_stays_closed(by_user: ByUser) -> None:
