@@ -21,10 +21,8 @@ LONG_FILES = {
     "src/rules/decide.py": "one judgement, read from top to bottom in its order",
 }
 LONG_FUNCTIONS = {
-    "src/credgate/reconcile/classify.py:_paired": "one SQL statement",
     "src/credgate/reconcile/classify.py:_left": "one SQL statement",
     "src/credgate/reconcile/output.py:summarize": "one mapping, key by key as the contract lists them",
-    "src/credgate/reconcile/scope.py:other_credentials": "four SQL statements on one temporary table",
 }
 
 # Of a suppression: what it is, then what stands behind it in the same comment.
