@@ -43,6 +43,7 @@ def raw_run(
     words = [os.fsencode(word) for word in argv]
     place = {"env": site.environment(env), "cwd": cwd or site.work}
     done = subprocess.run(words, input=stdin, capture_output=True, timeout=TIMEOUT, check=False, **place)
+    site.scan.printed(done.stdout, done.stderr)
     return Ended(status=done.returncode, out=done.stdout, err=done.stderr)
 
 

@@ -14,12 +14,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.e2e.jailscan import Scan
 from tests.targets.served import Target
 
 BIN = Path(sys.prefix) / "bin"
 # A node that a root's home hides, or a shim of a version manager, is no command of an ordinary user's.
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 TIMEOUT = 90.0
+
+
+class Watched(subprocess.Popen[str]):
+    """A run whose output is looked through for the site's secrets once it was read."""
+
+    def __init__(self, argv: Sequence[str], *, scan: Scan, **kw: Any) -> None:
+        super().__init__(argv, **kw)
+        self._scan = scan
+
+    def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[str, str]:  # noqa: A002
+        said = super().communicate(input, timeout)
+        self._scan.printed(*said)
+        return said
 
 
 @dataclass(kw_only=True)
@@ -30,6 +44,10 @@ class Site:
     uid: int
     gid: int
     env: dict[str, str] = field(default_factory=dict)
+    scan: Scan = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.scan = Scan(self.home)
 
     @property
     def work(self) -> Path:
@@ -79,7 +97,7 @@ class Site:
         pass_fds: Sequence[int] = (),
     ) -> subprocess.CompletedProcess[str]:
         """The installed command, to its end."""
-        return subprocess.run(
+        done = subprocess.run(
             self.as_user([BIN / "credgate", *arguments]),
             input=stdin,
             env=self.environment(env),
@@ -90,6 +108,8 @@ class Site:
             check=False,
             pass_fds=pass_fds,
         )
+        self.scan.printed(done.stdout, done.stderr)
+        return done
 
     def run(
         self, *command: str | Path, flags: Sequence[str | Path] = (), **kw: Any
@@ -98,10 +118,10 @@ class Site:
         return self.credgate("run", "-q", "--policy", self.home / "policy/policy.toml", *flags, "--", *command, **kw)
 
     def start(self, *command: str | Path, flags: Sequence[str | Path] = (), **kw: Any) -> "subprocess.Popen[str]":
-        """The same, not waited for; the caller ends it."""
+        """The same, not waited for; the caller ends it, and reads what it prints by communicate()."""
         argv = [BIN / "credgate", "run", "-q", "--policy", self.home / "policy/policy.toml", *flags, "--", *command]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **kw}
-        return subprocess.Popen(self.as_user(argv), env=self.environment(), cwd=self.work, text=True, **pipes)
+        return Watched(self.as_user(argv), scan=self.scan, env=self.environment(), cwd=self.work, text=True, **pipes)
 
     def policy(self, text: str, ca: Path | None = None) -> Path:
         """Write the policy that run() uses; `ca` lies beside it as ca.pem."""
@@ -110,6 +130,7 @@ class Site:
         return self.write("policy/policy.toml", text)
 
     def secret(self, name: str, value: str) -> None:
+        self.scan.add(name, value)
         done = self.credgate("secret", "set", name, stdin=value)
         assert done.returncode == 0, done.stderr
 
@@ -125,7 +146,10 @@ class Site:
 
     def close(self) -> None:
         self.credgate("gateway", "stop")
-        shutil.rmtree(self.home)
+        try:
+            self.scan.close()
+        finally:
+            shutil.rmtree(self.home)
 
 
 def make_site(uid: int, gid: int) -> Site:

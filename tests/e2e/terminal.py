@@ -35,7 +35,7 @@ class Terminal:
             cwd=site.work,
         )
         os.close(slave)
-        self.seen = b""
+        self.seen, self._scan = b"", site.scan
 
     def __enter__(self) -> "Terminal":
         return self
@@ -65,6 +65,7 @@ class Terminal:
         except OSError:  # EIO: nobody has the other side open any more
             return False
         self.seen += chunk
+        self._scan.printed(chunk)
         return bool(chunk)
 
     def end(self) -> int:

@@ -1,5 +1,6 @@
 """What a program in the jail can find of what it must not have: secrets, pid 1, and sockets of the host."""
 
+import base64
 import json
 import os
 import socket
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rules.needles import needles
 from tests.e2e.place import Live, daemon_pid, module_site
 from tests.e2e.site import Site, bound, endpoint
 from tests.targets.served import Target
@@ -18,11 +20,13 @@ pytestmark = pytest.mark.needs("userns", "netns", "nftables", "landlock", "secco
 place = pytest.fixture(scope="module")(module_site)
 
 # Reads all that it can: its environment, every file below the trees named, what /proc shows of every process, and the
-# memory of each that lets it. Prints where the needle is; it is told its two halves, so as not to find itself.
+# memory of each that lets it. Prints where a spelling of the secret is; it is told their halves, and looks with a pattern
+# that holds none of them, so as not to find itself.
 SCANNER = r"""
 import json, os, re, stat, sys, urllib.request
-url, first, second, *roots = sys.argv[1:]
-needle = re.compile(re.escape(first.encode()) + b'-' + re.escape(second.encode()))
+url, halves, *roots = sys.argv[1:]
+spelt = (first.encode() + b' ' + second.encode() for first, second in json.loads(halves))
+needle = re.compile(b'|'.join(b''.join(b'[\\x%02x]' % c for c in text if c != 32) for text in spelt))
 found, read = [], {'files': 0, 'maps': 0, 'bytes': 0}
 
 def look(where, data):
@@ -92,8 +96,9 @@ URL = "https://api.acme.example/private/x"
 
 def scan(site: Site, needle: str, url: str = URL, env: dict[str, str] | None = None) -> dict[str, object]:
     """The scanner's report; it makes a request with the secret first."""
-    first, _, second = needle.partition("-")
-    done = site.run(site.python(), "-I", "-S", "-c", SCANNER, url, first, second, *ROOTS, site.home, env=env)
+    texts = [form.decode("latin-1") for form in needles(needle)]
+    halves = json.dumps([(text[: len(text) // 2], text[len(text) // 2 :]) for text in texts])
+    done = site.run(site.python(), "-I", "-S", "-c", SCANNER, url, halves, *ROOTS, site.home, env=env)
     assert done.returncode == 0, done.stderr
     report: dict[str, object] = json.loads(done.stdout)
     return report
@@ -139,11 +144,16 @@ def test_a_placeholder_is_all_that_is_in_the_jail(site: Site, https_target: Targ
 def test_control_the_scanner_finds_what_was_planted(site: Site, https_target: Target) -> None:
     needle = f"planted-{uuid.uuid4().hex}"
     site.policy('version = 1\n[role.dev]\nenv = ["NOTE"]\nworkdir = "write"\n', https_target.ca)
-    planted = site.write("work/deep/note", f"x{needle}y")
+    planted = [
+        site.write("work/deep/note", f"x{needle}y"),
+        site.write("work/deep/coded", base64.b64encode(f"ab{needle}".encode()).decode()),
+        site.write("work/deep/hex", needle.encode().hex().upper()),
+    ]
     found = scan(site, needle, "", env={"NOTE": needle})["found"]
-    planted.unlink()
+    for path in planted:
+        path.unlink()
     assert isinstance(found, list)
-    assert {"environment", str(planted)} <= set(found)
+    assert {"environment", *map(str, planted)} <= set(found)
     assert any(where.endswith("/environ") for where in found)
     assert any(where.endswith("/mem") for where in found)
 
