@@ -20,8 +20,8 @@ pytestmark = pytest.mark.needs("userns", "netns", "nftables", "landlock", "secco
 place = pytest.fixture(scope="module")(module_site)
 
 # Reads all that it can: its environment, every file below the trees named, what /proc shows of every process, and the
-# memory of each that lets it. Prints where a spelling of the secret is; it is told their halves, and looks with a pattern
-# that holds none of them, so as not to find itself.
+# memory of each that lets it. Prints where a spelling of the secret is; it is told their halves, and looks with a
+# pattern that holds none of them, so as not to find itself.
 SCANNER = r"""
 import json, os, re, stat, sys, urllib.request
 url, halves, *roots = sys.argv[1:]

@@ -139,7 +139,7 @@ def test_five_jails_and_tokens_of_two_seconds(site: Site, authority: Authority) 
     idp = Idp(server_tls(authority, IDP), Provider(lifetime=2))
     try:
         site.policy(OAUTH.format(port=idp.port), authority.ca)
-        site.secret("refresh", "refresh-0")
+        site.secret("refresh", "refresh-0", told=True)
         jails = [site.start(site.python(), "-c", AGENT) for _ in range(5)]
         outputs = [jail.communicate(timeout=90) for jail in jails]
     finally:
