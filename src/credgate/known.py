@@ -3,10 +3,13 @@
 In memory only, for the whole daemon: a value of one run is no less secret to another.
 """
 
+import logging
 import threading
 
 from rules.needles import MIN_LENGTH, basic_needles, needles
 from rules.scrub import Table
+
+log = logging.getLogger(__name__)
 
 _KEPT = 16  # values of one name: rotation brings new ones without end, and old ones stay good for a while
 
@@ -22,6 +25,7 @@ class KnownValues:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._needles: dict[str, dict[tuple[str, str], frozenset[bytes]]] = {}  # by name, the newest last
+        self._short: set[str] = set()  # names that were said to be left out
         self._table: Table | None = Table({})
 
     def add(self, name: str, value: str, *, basic: str = "") -> None:
@@ -29,16 +33,26 @@ class KnownValues:
 
         A value that is too short to be told from other text is left out (`is_searchable`).
         """
+        if not is_searchable(value):
+            self._name_short(name)
+            return
         key = (value, basic)
         with self._lock:
             kept = self._needles.setdefault(name, {})
             if key in kept:
                 kept[key] = kept.pop(key)
                 return
-            kept[key] = needles(value) | (basic_needles(basic) if basic and is_searchable(value) else frozenset())
+            kept[key] = needles(value) | (basic_needles(basic) if basic else frozenset())
             while len(kept) > _KEPT:
                 del kept[next(iter(kept))]
             self._table = None
+
+    def _name_short(self, name: str) -> None:
+        with self._lock:
+            said = name in self._short
+            self._short.add(name)
+        if not said:
+            log.warning("secret %r has fewer than %d characters: nothing is searched for it", name, MIN_LENGTH)
 
     def table(self) -> Table:
         """All spellings of all values, as they are now."""

@@ -4,7 +4,9 @@ import asyncio
 import base64
 import gzip
 import json
+import statistics
 import sys
+import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -431,3 +433,53 @@ def test_a_presigned_address_in_an_answer_leads_nowhere(tmp_path: Path) -> None:
         assert (len(r.good.seen), r.evil.raw) == (before, b"")
 
     with_rig(tmp_path, main)
+
+
+EVENTS = 400
+
+
+async def _events(r: Rig) -> tuple[float, float]:
+    """CPU seconds of all three and the median delay of events in seconds, for one stream."""
+    sent: list[float] = []
+
+    async def script(_seen: Seen, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for n in range(EVENTS):
+            event = b"data: %06d %s\n\n" % (n, b"token of a model's answer " * 5)
+            sent.append(time.perf_counter())
+            writer.write(b"%x\r\n%s\r\n" % (len(event), event))
+            await writer.drain()
+            await came.wait()
+            came.clear()
+        writer.write(b"0\r\n\r\n")
+
+    came, delays = asyncio.Event(), []
+    r.good.script = script
+    client = await r.tunnel()
+    before = time.process_time()
+    client.writer.write(b"GET /ok/a HTTP/1.1\r\nHost: api.good.test:%d\r\n\r\n" % r.direct)
+    for n in range(EVENTS):
+        await client.reader.readuntil(b"\n\n\r\n")
+        delays.append(time.perf_counter() - sent[n])
+        came.set()
+    await client.reader.readuntil(b"0\r\n\r\n")
+    return time.process_time() - before, statistics.median(delays)
+
+
+def test_an_event_costs_little_more(tmp_path: Path) -> None:
+    """Searching an event stream against not searching it, in turn; client, gateway and target are one process."""
+    off = POLICY_H2.replace("[binding.swap]", "response = {{ scrub = false }}\n[binding.swap]")
+    found: dict[str, list[tuple[float, float]]] = {"on": [], "off": []}
+    for n in range(3):
+        for name, policy in (("on", POLICY_H2), ("off", off)):
+
+            async def main(r: Rig, name: str = name) -> None:
+                found[name].append(await _events(r))
+
+            where = tmp_path / f"{n}{name}"
+            where.mkdir()
+            with_rig(where, main, policy)
+    cpu = {name: min(each[0] for each in runs) / EVENTS * 1e6 for name, runs in found.items()}
+    delay = {name: min(each[1] for each in runs) * 1e6 for name, runs in found.items()}
+    print(f"us of CPU an event: {cpu}; us until it comes: {delay}")
+    assert cpu["on"] < cpu["off"] * 1.3

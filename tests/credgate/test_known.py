@@ -3,6 +3,8 @@
 import base64
 import threading
 
+import pytest
+
 from credgate.known import KnownValues, is_searchable
 
 
@@ -22,9 +24,13 @@ def test_a_basic_credential_is_known_whole() -> None:
     assert known.table().clean(text)[0].rstrip(b"=") == b"*" * len(text.rstrip(b"="))
 
 
-def test_a_short_value_is_left_out() -> None:
+def test_a_short_value_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     known = KnownValues()
     known.add("pin", "1234567", basic="user-of-a-name:1234567")
+    known.add("pin", "7654321")
+    assert [record.getMessage() for record in caplog.records] == [
+        "secret 'pin' has fewer than 8 characters: nothing is searched for it"
+    ]
     assert not is_searchable("1234567")
     assert known.table().found(b"1234567" + base64.b64encode(b"user-of-a-name:1234567")) == frozenset()
 

@@ -88,6 +88,15 @@ def test_set_takes_stdin_and_strips_one_newline(places: Places, stdin, capsys: p
     assert "no desktop keyring" in out.out
 
 
+def test_set_names_a_value_that_is_too_short_to_be_searched_for(
+    places: Places, stdin, capsys: pytest.CaptureFixture[str]
+):
+    for value, noted in ((b"1234567", True), (b"12345678", False)):
+        stdin(value)
+        assert main(["set", "pin"]) == 0
+        assert ("note: pin has fewer than 8 characters" in capsys.readouterr().err) is noted
+
+
 @pytest.mark.parametrize(
     ("data", "why"),
     [

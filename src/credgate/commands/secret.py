@@ -13,11 +13,13 @@ from pathlib import Path
 from credgate.backends import FORCED, BackendKind, choose_backend, is_refused
 from credgate.commands.minted import kept, mint_targets, uncertain
 from credgate.errors import CredgateError, print_error
+from credgate.known import is_searchable
 from credgate.paths import Places
 from credgate.secretindex import SERVICE, Entry, check_name, read_index
 from credgate.secretvalue import MAX_VALUE, SecretUnavailable, check_value
 from credgate.text import escape
 from credgate.vault import Vault, forget, store
+from rules.needles import MIN_LENGTH
 from rules.places import place_text
 from rules.policy import Binding, Policy, SecretRule, SourceKind
 
@@ -94,6 +96,8 @@ def _set(options: argparse.Namespace, places: Places) -> int:
         why = "it would not keep the value safe" if is_refused(forced) else "the daemon chooses by itself"
         sys.stderr.write(f"note: {FORCED}={escape(forced)} is not followed: {why}\n")
     entry = store(places, os.environ, name, value, _now())
+    if not is_searchable(value):
+        sys.stderr.write(f"note: {name} has fewer than {MIN_LENGTH} characters: nothing is searched for it\n")
     if options.json:
         return _print_json({"name": entry.name, "backend": entry.backend, "fingerprint": entry.fingerprint})
     _say(f"{entry.name}: kept in {entry.backend}, fingerprint {entry.fingerprint}")
