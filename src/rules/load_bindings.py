@@ -65,7 +65,7 @@ def load_bindings(tables: Mapping[str, Table]) -> dict[str, Binding]:
 
 def _binding(name: str, table: Table) -> Binding:
     place = read_place(table)
-    scrub, drop_set_cookie = _response(table)
+    scrub, drop_set_cookie = _response(table, place.kind)
     mode = table.choice("mode", Mode, Mode.OVERWRITE)
     return Binding(
         name=name,
@@ -156,10 +156,11 @@ def _claims(table: Table, shape: str) -> str:
     return ""
 
 
-def _response(table: Table) -> tuple[bool, bool]:
+def _response(table: Table, place: PlaceKind) -> tuple[bool, bool]:
     """Read `response`; return whether answers are scrubbed, and whether Set-Cookie is dropped."""
     inner = table.table("response", known=("scrub", "set_cookie"))
-    scrub = inner.flag("scrub", default=True)
+    # A target that is shown a signature or a certificate never has the secret, and S3's clients ask for parts.
+    scrub = inner.flag("scrub", default=place not in (PlaceKind.SIGV4, PlaceKind.CERTIFICATE))
     word = inner.text("set_cookie", "drop")
     if word not in ("drop", "keep"):
         inner.fault("set_cookie", f'got {show(word)}, expected "drop" or "keep"', closest(word, ("drop", "keep")))

@@ -120,3 +120,10 @@ def test_the_ceiling_bounds_what_is_signed() -> None:
         'service = "s3", operations = ["Get*"], copy = true',
     ):
         assert under(wider) == ["binding.b.sign"], wider
+
+
+def test_answers_are_searched_where_the_target_has_the_secret() -> None:
+    aws = load(AWS).bindings["b"]
+    asked = load(AWS + "response = { scrub = true }\n").bindings["b"]
+    header = load(BASE + 'place = "header:authorization"\n').bindings["b"]
+    assert (aws.scrub, asked.scrub, header.scrub) == (False, True, True)
