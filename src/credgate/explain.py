@@ -36,7 +36,8 @@ class Explained:
 def explain(
     policy: Policy, role: str, method: str, url: str, headers: Sequence[str] = (), body: bytes | None = None
 ) -> Explained:
-    """Judge one request offline, with its JSON body where one is given; without one it is taken that a body fits.
+    """Judge one request offline, with its body where one is given (JSON or a form, by its look, unless a header says
+    which); without one it is taken that a body fits.
 
     `headers` are "Name: value"; "{ENV}" in a value, the URL or the body stands for the placeholder that a run would
     have put into the variable ENV. Raises CredgateError for a URL or a header that can't be put into a request at all.
@@ -47,7 +48,7 @@ def explain(
     if body is not None:
         body = _filled(body.decode("utf-8", "surrogateescape"), policy, decoys).encode("utf-8", "surrogateescape")
         sent += [f"Content-Length: {len(body)}"]
-        sent += [] if any(h.lower().startswith("content-type:") for h in sent) else ["Content-Type: application/json"]
+        sent += [] if any(h.lower().startswith("content-type:") for h in sent) else [f"Content-Type: {_type_of(body)}"]
     parsed = parse_request(wire_of(method, url, sent))
     if isinstance(parsed, Deny):
         return Explained(verdict=parsed, request=None, policy_sha256=policy.sha256)
@@ -56,6 +57,12 @@ def explain(
     verdict = decide(policy, role, parsed, decoys)
     names = frozenset(b.name for b in injected(parsed, verdict, decoys)) if isinstance(verdict, Allow) else frozenset()
     return Explained(verdict=verdict, request=parsed, policy_sha256=policy.sha256, injected=names)
+
+
+def _type_of(body: bytes) -> str:
+    """What a client would say of a body like this: a form's begins with a name, JSON's never does so with "=" in it."""
+    is_form = b"=" in body and body.lstrip()[:1] not in (b"{", b"[", b'"')
+    return "application/x-www-form-urlencoded" if is_form else "application/json"
 
 
 def wire_of(method: str, url: str, headers: Sequence[str] = ()) -> Wire:

@@ -14,8 +14,9 @@ from urllib.parse import quote
 
 import pytest
 
-from credgate.explain import explain
+from credgate.explain import as_json, as_text, explain
 from credgate.runs import Listener, Run
+from rules.load import load_policy
 from rules.verdict import Allow
 from tests.credgate.gateway_rig import SECRET, Client, Rig, listening, rig
 from tests.credgate.h2_rig import H2Client
@@ -516,6 +517,59 @@ def test_each_place(way: str, tmp_path: Path) -> None:
 
 def all_rules() -> list[tuple[str]]:
     return [(name,) for name in re.findall(r'id = "([^"]+)"', POLICY)]
+
+
+@pytest.mark.parametrize(("name", "place"), [(name, place) for name, place, *_ in PLACES])
+def test_explain_names_what_would_go_where(name: str, place: str) -> None:
+    loaded = load_policy(POLICY.format(direct=443, good=443, ca="/ca.pem").encode(), packs={}, base_dir="/")
+    path = {n: p for n, _, p, *_ in PLACES}[name].replace("{{token}}", "x")
+    said = explain(loaded, "dev", "POST", f"https://api.good.test{path}")
+    assert as_json(said)["inject"] == [
+        {"place": place, "secret": "token", "binding": name, "mode": "overwrite", "injected": True}
+    ]
+    assert f"secret token into {place} (binding {name}, overwrite)" in as_text(said)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "verdict"),
+    [
+        ("/form", "a=1&client_secret=x", "good.form"),
+        ("/form", '{"a": "="}', "body_refused"),
+        ("/json", '{"a": "="}', "good.json"),
+        ("/json", "a=1", "body_refused"),
+        ("/ph-form", "client_secret={PH_FORM}", "good.ph-form"),
+    ],
+)
+def test_explain_takes_a_body_for_what_it_looks_like(path: str, body: str, verdict: str) -> None:
+    loaded = load_policy(POLICY.format(direct=443, good=443, ca="/ca.pem").encode(), packs={}, base_dir="/")
+    said = as_json(explain(loaded, "dev", "POST", f"https://api.good.test{path}", body=body.encode()))
+    assert verdict in (said["rule"], said["reason"])
+
+
+def test_cookies_that_http2_spreads_are_one_list(tmp_path: Path) -> None:
+    """RFC 9113 8.2.3; in HTTP/1.1 two Cookie headers have no one reading."""
+
+    async def main() -> None:
+        async with rig(tmp_path, policy=POLICY, alpn=ALPN, decoys=DECOYS) as r:
+            opened = await r.tunnel("api.good.test", r.direct, alpn=ALPN)
+            fields = [
+                (b":method", b"GET"),
+                (b":scheme", b"https"),
+                (b":authority", f"api.good.test:{r.direct}".encode()),
+                (b":path", b"/cookie"),
+                (b"cookie", b"lang=en"),
+                (b"cookie", b"session=mine"),
+            ]
+            client = H2Client(opened.reader, opened.writer)
+            assert (await client.ask(fields)).status == 200
+            assert r.good.sessions[-1].seen[-1].values(b"cookie") == [f"lang=en; session={SECRET}".encode()]
+            assert (await client.ask([*fields, (b"cookie", b"session=b")])).status == 403
+            plain = await r.tunnel("api.good.test", r.direct)
+            head = f"GET /cookie HTTP/1.1\r\nHost: api.good.test:{r.direct}\r\n"
+            answer = await plain.ask(f"{head}Cookie: lang=en\r\nCookie: a=b\r\n\r\n".encode())
+            assert (answer.status, answer.code) == (403, "place_ambiguous")
+
+    asyncio.run(main())
 
 
 def test_explain_agrees_with_the_table(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_check_lists_every_fault_with_its_mend(cli: Cli) -> None:
     assert cli.run("check", cli.write("version = 2\nfoo = 1\n[role.r]\nworkdir = 'copy'\n")) == 1
     assert cli.err.splitlines() == [
         "error: foo: unknown key",
-        "hint: one of: binding, default_role, dns, endpoint, proxy, role, secret, test, version",
+        "hint: one of: binding, default_role, dns, endpoint, mint, proxy, role, secret, test, version",
         "error: version: got 2, expected 1",
         "error: role.r.workdir: not yet: this version does not build that",
         'hint: write "read" or "write"',

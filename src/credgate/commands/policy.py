@@ -115,7 +115,9 @@ def _explain_options(parser: argparse.ArgumentParser) -> None:
         metavar="'K: V'",
         help="a header of the request; {ENV} in it stands for the placeholder that a run has in ENV",
     )
-    parser.add_argument("--body", metavar="FILE", help="the JSON body of the request, not encoded; - is stdin")
+    parser.add_argument(
+        "--body", metavar="FILE", help="the body of the request, JSON or a form, not encoded; - is stdin"
+    )
     parser.add_argument("method", metavar="METHOD")
     parser.add_argument("url", metavar="URL")
 
