@@ -44,17 +44,17 @@ def _refused(tables: Tables, src: int, target: Target, skew: Skew) -> None:
         if target.strong
         else "(l.method = '' OR l.method = g.method)"
     )
+    # few are left, and the join below has no equality to go by but what both sides may lack
+    tables.make("rest", "SELECT * FROM live WHERE src = $1 AND kind = 'request' AND r NOT IN (SELECT r FROM pair)", src)
     same_host = "AND (l.host = '' OR l.host = g.host)" if "host" in target.key or not target.strong else ""
     tables.make(
         "hit",
         "SELECT n.r, n.g FROM (SELECT l.r, g.g, row_number() OVER "
-        "(PARTITION BY l.r ORDER BY abs(l.tt - $2 - g.t0), g.g) AS k FROM live l JOIN gs s ON s.src = l.src "
+        "(PARTITION BY l.r ORDER BY abs(l.tt - $1 - g.t0), g.g) AS k FROM rest l JOIN gs s ON s.src = l.src "
         "AND (s.service = l.service OR l.service IN ('http', '')) JOIN gw g ON g.g = s.g AND g.ev = 'deny' "
         "LEFT JOIN route t ON t.src = s.src AND t.path = g.path "
-        "WHERE l.src = $1 AND l.kind = 'request' AND l.r NOT IN (SELECT r FROM pair) "
-        f"{same_host} AND {same} "
-        "AND l.tt - $2 BETWEEN g.t0 - $3 - (CASE WHEN g.n > 1 THEN $4 ELSE 0 END) AND g.t1 + $3) n WHERE n.k = 1",
-        src,
+        f"WHERE {same} {same_host} "
+        "AND l.tt - $1 BETWEEN g.t0 - $2 - (CASE WHEN g.n > 1 THEN $3 ELSE 0 END) AND g.t1 + $2) n WHERE n.k = 1",
         skew.median,
         skew.window,
         _FLOOD,
