@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 from tests import delegated
+from tests.targets import clients
 
 PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 
@@ -78,6 +79,8 @@ FEATURES: dict[str, Callable[[], str]] = {
     "chromium": _program("chromium"),
     "compiler": _program("gcc", "make"),
     "curl": _program("curl"),
+    "clients": clients.lack,
+    "gh": _program("gh"),
     "git": _program("git"),
     "java": _program("java"),
     "less": _program("less"),

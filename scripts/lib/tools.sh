@@ -3,7 +3,7 @@
 
 # program:Debian package
 TEST_PROGRAMS=(
-    curl:curl git:git java:default-jre-headless node:nodejs npm:npm nginx:nginx-light fcgiwrap:fcgiwrap nft:nftables openssl:openssl setpriv:util-linux
+    curl:curl gh:gh git:git java:default-jre-headless node:nodejs npm:npm nginx:nginx-light fcgiwrap:fcgiwrap nft:nftables openssl:openssl setpriv:util-linux
     apache2:apache2-bin squid:squid strace:strace chromium:chromium dbus-daemon:dbus gcc:gcc less:less make:make top:procps vim.tiny:vim-tiny
 )
 
@@ -65,6 +65,17 @@ engine_home() {
     printf '%s\n' "$home"
 }
 
+# Likewise the Python clients that the tests drive, and the vault that they start; for one version of the interpreter.
+clients_home() {
+    local id home
+    id=$({ cat tests/targets/python/requirements.lock && .venv/bin/python -IVV; } | sha256sum)
+    for home in "$CREDGATE_PREFIX/test-clients" "${XDG_CACHE_HOME:-$HOME/.cache}/credgate/test-clients"; do
+        home=$home-${id:0:12}
+        if is_root || [ -f "$home/.complete" ]; then break; fi
+    done
+    printf '%s\n' "$home"
+}
+
 install_engine() {
     local home
     home=$(engine_home)
@@ -80,6 +91,21 @@ install_engine() {
     export CREDGATE_TEST_ENGINE=$home
 }
 
+install_clients() {
+    local home
+    home=$(clients_home)
+    if [ ! -f "$home/.complete" ]; then
+        say "installing the clients and the vault for the tests"
+        mkdir -p "$home"
+        .venv/bin/python -I -m pip --disable-pip-version-check --no-input install -qq --only-binary :all: --require-hashes \
+            --target "$home" -r tests/targets/python/requirements.lock >&2 ||
+            fail 1 "pip could not install what tests/targets/python/requirements.lock names" "its own message is above"
+        chmod -R a+rX "$home"
+        touch "$home/.complete"
+    fi
+    export CREDGATE_TEST_CLIENTS=$home
+}
+
 install_test_tools() {
     local missing
     mapfile -t missing < <(missing_test_packages)
@@ -92,4 +118,5 @@ install_test_tools() {
     fi
     install_registry
     install_engine
+    install_clients
 }

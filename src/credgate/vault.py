@@ -1,4 +1,7 @@
-"""Where a secret's value comes from: a keyring, the caller's environment, or a file. No value is cached."""
+"""Where a secret's value comes from: a keyring, the caller's environment, a file, a command, a vault.
+
+What is read here is read each time. What costs something to get is kept as long as it says, or as the policy says.
+"""
 
 import asyncio
 import os
@@ -9,15 +12,22 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from credgate.backends import Backend, BackendKind, backend_named, choose_backend
+from credgate.commandsource import Fetched, run_command
 from credgate.errors import CredgateError
+from credgate.kept import Kept
 from credgate.minting.journal import Journal
 from credgate.paths import Places
 from credgate.secretindex import SERVICE, Entry, check_name, locked_index, read_index, write_index
 from credgate.secretvalue import MAX_VALUE, Secret, SecretUnavailable, check_value
+from credgate.trees import written_before
 from rules.policy import SecretRule, SourceKind
+from rules.sources import CommandTerms
+
+if TYPE_CHECKING:
+    from credgate.vaultserver import VaultServers
 
 _TIMEOUT = 10.0  # seconds: a locked desktop keyring asks on a screen that may not be there
 _MAX_HANGING = 8  # look-ups that never came back; more would pile up threads without end
@@ -31,6 +41,8 @@ class Vault:
         self._environ = environ
         self._timeout = timeout
         self._hanging = 0
+        self._commands: Kept[Secret] = Kept()
+        self.servers: VaultServers | None = None  # set by the gateway, through whose dialler they are asked
         # by name, "" for the best one: a desktop backend asks D-Bus each time when it is asked how good it is
         self._backends: dict[str, Backend] = {}
 
@@ -39,10 +51,26 @@ class Vault:
 
         Raises SecretUnavailable: not set, locked, timed out, file open to others, or a value that can't be injected.
         """
+        if rule.kind is SourceKind.COMMAND:
+            return await self._commands.get((rule, _named(rule, env)), lambda: self._command(rule, env))
+        if rule.kind is SourceKind.VAULT and self.servers is not None:
+            return await self.servers.read(rule, env)
         secret, error = _outcome(rule.name, lambda: self._at_once(rule, env))
         if error is not None:
             raise error
         return secret or await self._in_thread(rule.name, lambda: self.read(rule, env))
+
+    async def _command(self, rule: SecretRule, env: Mapping[str, str]) -> tuple[Secret, float]:
+        """A command's value, and the seconds that it is kept. Its own time-out ends it, ours is the later one."""
+        found: list[Fetched] = []
+
+        def work() -> Secret:
+            found.append(run_command(rule, env, written_before(self._places)))
+            return Secret(rule.name, found[0].value)
+
+        more = rule.terms.timeout if isinstance(rule.terms, CommandTerms) else 0
+        secret = await self._in_thread(rule.name, work, more)
+        return secret, found[0].seconds
 
     def _at_once(self, rule: SecretRule, env: Mapping[str, str]) -> Secret | None:
         """The secret where nothing can hang: the environment, and our own file, which lies where the ledger does.
@@ -67,6 +95,14 @@ class Vault:
                 value = _from_env(rule, env)
             case SourceKind.FILE:
                 value = _from_file(rule, env)
+            case SourceKind.COMMAND:
+                value = run_command(rule, env, written_before(self._places)).value
+            case SourceKind.VAULT:
+                raise SecretUnavailable(
+                    "vault_by_daemon",
+                    f"secret {rule.name!r}: a vault is asked by the gateway alone",
+                    "see a run's ledger",
+                )
             case SourceKind.MINT:
                 hint = f"its own secret is that of [mint.{rule.ref}] in the policy"
                 raise SecretUnavailable(
@@ -119,7 +155,7 @@ class Vault:
             )
         return self._backends[wanted]
 
-    async def _in_thread(self, name: str, work: Callable[[], Secret]) -> Secret:
+    async def _in_thread(self, name: str, work: Callable[[], Secret], more: float = 0.0) -> Secret:
         """Run `work` in a daemon thread: one that hangs must keep neither the loop nor the process's end waiting."""
         if self._hanging >= _MAX_HANGING:
             detail = f"secret {name!r}: {self._hanging} look-ups hang already"
@@ -144,10 +180,16 @@ class Vault:
         self._hanging += 1
         threading.Thread(target=run, name="vault", daemon=True).start()
         try:
-            return await asyncio.wait_for(future, self._timeout)
+            return await asyncio.wait_for(future, self._timeout + more)
         except TimeoutError as error:
             detail = f"secret {name!r}: no answer within {self._timeout:g} s"
             raise SecretUnavailable("keyring_timeout", detail, "unlock the keyring, then try again") from error
+
+
+def _named(rule: SecretRule, env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """What of the caller's environment a command gets by name: another value may give another secret."""
+    names = rule.terms.env if isinstance(rule.terms, CommandTerms) else ()
+    return tuple((name, env[name]) for name in ("HOME", *names) if name in env)
 
 
 def _outcome(name: str, work: Callable[[], Secret | None]) -> tuple[Secret | None, CredgateError | None]:

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rules.load_bindings import BINDING_KEYS, BINDING_LATER, SECRET_KEYS, load_bindings, load_secrets
+from rules.load_bindings import BINDING_KEYS, BINDING_LATER, load_bindings
 from rules.load_endpoints import KEYS as ENDPOINT_KEYS
 from rules.load_endpoints import LATER as ENDPOINT_LATER
 from rules.load_endpoints import Context, load_endpoints
@@ -19,6 +19,7 @@ from rules.load_proxies import PROXY_KEYS, load_proxies
 from rules.load_refs import Draft, check_refs, with_pack_rules
 from rules.load_registries import Registries
 from rules.load_roles import ROLE_KEYS, ROLE_LATER, TEST_KEYS, load_roles, load_tests
+from rules.load_sources import SECRET_KEYS, VAULT_KEYS, load_secrets, load_vaults, resolve_vaults
 from rules.policy import CorporateProxy, Policy, Unlisted
 from rules.problems import PolicyError, Problem
 from rules.tables import Report, Table
@@ -30,13 +31,26 @@ MAX_BYTES = 256 << 10
 # Possessive (3.11): no run of blanks or letters is walked twice.
 _PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _DEEP_KEY = re.compile(rf"(?:^[ \t]*+(?:\[\[?[ \t]*+)?|[{{,]\s*+)(?:{_PART}[ \t]*+\.[ \t]*+){{8}}", re.MULTILINE)
-ROOT_KEYS = ("version", "default_role", "dns", "secret", "mint", "proxy", "endpoint", "binding", "role", "test")
+ROOT_KEYS = (
+    "version",
+    "default_role",
+    "dns",
+    "secret",
+    "mint",
+    "vault",
+    "proxy",
+    "endpoint",
+    "binding",
+    "role",
+    "test",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sections:
     secrets: dict[str, Table]
     mints: dict[str, Table]
+    vaults: dict[str, Table]
     proxies: dict[str, Table]
     endpoints: dict[str, Table]
     bindings: dict[str, Table]
@@ -62,7 +76,7 @@ def load_policy(
     default_role = root.text("default_role")
     proxies = load_proxies(sections.proxies, base_dir)
     context = Context(packs=packs, base_dir=base_dir, proxies=proxies, registries=registries or {})
-    draft = _draft(sections, context, proxies, default_role)
+    draft = _draft(root.report, sections, context, proxies, default_role)
     check_refs(root, default_role, draft)
     unlisted = root.table("dns", known=("unlisted",)).choice("unlisted", Unlisted, Unlisted.GATEWAY)
     if report.problems:
@@ -72,6 +86,7 @@ def load_policy(
         default_role=default_role,
         unlisted=unlisted,
         secrets=draft.secrets,
+        vaults=tuple(sections.vaults),
         mints=draft.mints,
         proxies=draft.proxies,
         endpoints=draft.endpoints,
@@ -81,10 +96,12 @@ def load_policy(
     )
 
 
-def _draft(sections: _Sections, context: Context, proxies: dict[str, CorporateProxy], default_role: str) -> Draft:
+def _draft(
+    report: Report, sections: _Sections, context: Context, proxies: dict[str, CorporateProxy], default_role: str
+) -> Draft:
     endpoints = load_endpoints(sections.endpoints, context)
     return Draft(
-        secrets=load_secrets(sections.secrets),
+        secrets=resolve_vaults(report, load_vaults(sections.vaults), load_secrets(sections.secrets), endpoints),
         mints=load_mints(sections.mints),
         proxies=proxies,
         endpoints=endpoints,
@@ -98,6 +115,7 @@ def _sections(root: Table) -> _Sections:
     return _Sections(
         secrets=root.named("secret", known=SECRET_KEYS),
         mints=root.named("mint", known=MINT_KEYS),
+        vaults=root.named("vault", known=VAULT_KEYS),
         proxies=root.named("proxy", known=PROXY_KEYS),
         endpoints=root.named("endpoint", known=ENDPOINT_KEYS, later=ENDPOINT_LATER),
         bindings=root.named("binding", known=BINDING_KEYS, later=BINDING_LATER),

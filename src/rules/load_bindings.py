@@ -1,7 +1,6 @@
-"""[secret.NAME] and [binding.NAME] tables into values."""
+"""[binding.NAME] tables into values."""
 
 import json
-import re
 from collections.abc import Mapping
 
 from rules import load_units
@@ -9,53 +8,15 @@ from rules.envnames import ENV_NAME, refused
 from rules.load_places import read_format, read_place
 from rules.load_signing import AWS_DECOY, load_signing
 from rules.placeholders import JWT, ShapeError, check_claims, check_shape
-from rules.policy import Binding, Foreign, Mode, Placeholder, PlaceKind, Rate, SecretRule, SourceKind
-from rules.tables import Table, closest, is_name, show
+from rules.policy import Binding, Foreign, Mode, Placeholder, PlaceKind, Rate
+from rules.tables import Table, closest, show
 
-SECRET_KEYS = ("source",)
 BINDING_KEYS = (
     *("secret", "endpoint", "rules", "place", "format", "mode", "placeholder", "foreign", "response"),
     *("ttl", "max_uses", "rate", "sign"),
 )
 BINDING_LATER: tuple[str, ...] = ()
 _MAX_USES = 10**9
-SOURCES_LATER = ("command", "vault")
-
-_KEYRING = re.compile(r"[A-Za-z0-9._@-]{1,64}/[A-Za-z0-9._@/-]{1,128}")
-
-
-def load_secrets(tables: Mapping[str, Table]) -> dict[str, SecretRule]:
-    """Return the secrets' names and sources."""
-    return {name: _secret(name, table) for name, table in tables.items()}
-
-
-def _secret(name: str, table: Table) -> SecretRule:
-    text = table.text("source", required=True)
-    kind, colon, ref = text.partition(":")
-    kinds = [k.value for k in SourceKind]
-    if text and kind in SOURCES_LATER:
-        table.fault("source", f"not yet: {kind}: is not built", f"use {', '.join(k + ':' for k in kinds)}")
-    elif text and (not colon or kind not in kinds):
-        table.fault("source", f'got {show(text)}, expected "KIND:WHERE"', closest(kind, kinds))
-    elif text:
-        hint = _ref_hint(SourceKind(kind), ref)
-        if hint:
-            table.fault("source", f"got {show(text)}", hint)
-        return SecretRule(name=name, kind=SourceKind(kind), ref=ref)
-    return SecretRule(name=name, kind=SourceKind.KEYRING, ref="")
-
-
-def _ref_hint(kind: SourceKind, ref: str) -> str:
-    match kind:
-        case SourceKind.KEYRING:
-            return "" if _KEYRING.fullmatch(ref) else 'write "keyring:SERVICE/NAME", as in "keyring:credgate/github"'
-        case SourceKind.ENV:
-            return "" if ENV_NAME.fullmatch(ref) else 'write "env:NAME", NAME being a variable of the caller'
-        case SourceKind.FILE:
-            whole = ref.startswith(("/", "~/")) and ".." not in ref.split("/")
-            return "" if whole else 'write "file:/whole/path" or "file:~/path"'
-        case SourceKind.MINT:
-            return "" if is_name(ref) else 'write "mint:NAME", NAME being that of a [mint.NAME]'
 
 
 def load_bindings(tables: Mapping[str, Table]) -> dict[str, Binding]:

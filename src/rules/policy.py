@@ -12,6 +12,7 @@ from rules.fingerprint import Fingerprint
 from rules.hosts import HostPattern
 from rules.paths import PathPattern
 from rules.registries import Client, Registry
+from rules.sources import CommandTerms, VaultPlace
 
 if TYPE_CHECKING:
     from rules.mints import Mint
@@ -26,6 +27,8 @@ class SourceKind(StrEnum):
     KEYRING = "keyring"
     ENV = "env"
     FILE = "file"
+    COMMAND = "command"
+    VAULT = "vault"  # a HashiCorp Vault or an OpenBao
     MINT = "mint"  # had for another secret, by a call of the gateway's own: `ref` is the name of a [mint.NAME]
 
 
@@ -82,11 +85,16 @@ class Workdir(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretRule:
-    """A secret's name and source; `ref` is the text behind "keyring:", "env:" or "file:"."""
+    """A secret's name and source; `ref` is the text behind "keyring:" and its like.
+
+    `terms` are of "command:" and "vault:"; `keep`: seconds that a value without an end of its own is used again.
+    """
 
     name: str
     kind: SourceKind
     ref: str
+    terms: CommandTerms | VaultPlace | None = None
+    keep: int = 0
 
 
 class BodyType(StrEnum):
@@ -360,6 +368,7 @@ class Policy:
     default_role: str = ""
     unlisted: Unlisted = Unlisted.GATEWAY
     secrets: Mapping[str, SecretRule] = field(default_factory=dict)
+    vaults: tuple[str, ...] = ()  # names of the [vault.NAME]; what they say is in the secrets that come from them
     mints: "Mapping[str, Mint]" = field(default_factory=dict)
     proxies: Mapping[str, CorporateProxy] = field(default_factory=dict)
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)

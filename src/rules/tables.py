@@ -181,6 +181,15 @@ class Table:
                 out.append(value)
         return out
 
+    def words(self, key: str) -> tuple[str, ...]:
+        """Read an array of strings that may stand there twice: arguments."""
+        values = self._typed(key, list, "an array of strings", [], required=False)
+        found = [value for value in values if isinstance(value, str)]
+        if len(found) < len(values) or len(values) > MAX_ITEMS or any("\0" in value for value in found):
+            self.fault(key, f"expected at most {MAX_ITEMS} strings without NUL")
+            return ()
+        return tuple(found)
+
     def numbers(self, key: str) -> tuple[int, ...]:
         """Read an array of integers."""
         values = self._typed(key, list, "an array of integers", [], required=False)

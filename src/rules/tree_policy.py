@@ -27,6 +27,8 @@ def check_tree_policy(policy: Policy, hint: str) -> None:
 def _all(policy: Policy) -> Iterator[tuple[str, str]]:
     for name in policy.secrets:
         yield join("secret", name), "define a secret"
+    for name in policy.vaults:
+        yield join("vault", name), "name a vault"
     for name in policy.mints:
         yield join("mint", name), "mint a token"
     for name in policy.bindings:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rules.load import ROOT_KEYS
-from rules.load_bindings import BINDING_KEYS, BINDING_LATER, SECRET_KEYS
+from rules.load_bindings import BINDING_KEYS, BINDING_LATER
 from rules.load_body import BODY_KEYS
 from rules.load_endpoints import KEYS as ENDPOINT_KEYS
 from rules.load_endpoints import LATER as ENDPOINT_LATER
@@ -14,11 +14,12 @@ from rules.load_mints import MINT_KEYS
 from rules.load_proxies import PROXY_KEYS
 from rules.load_roles import LIMIT_KEYS, ROLE_KEYS, ROLE_LATER, TEST_KEYS
 from rules.load_rules import ALLOW_KEYS, ALLOW_LATER, DENY_KEYS
+from rules.load_sources import SECRET_KEYS, VAULT_KEYS
 from rules.reasons import Reason
 from tests.rules.policies import load, problems
 
 DOCS = Path(__file__).parents[2] / "docs"
-POLICY, REASONS, PAGE_OF_PACKS = ((DOCS / name).read_text() for name in ("policy.md", "reasons.md", "packs.md"))
+POLICY, REASONS = ((DOCS / name).read_text() for name in ("policy.md", "reasons.md"))
 
 
 def _rows(text: str) -> list[list[str]]:
@@ -44,6 +45,7 @@ def test_statuses_are_those_that_clients_do_not_retry() -> None:
         ("top", ROOT_KEYS, ()),
         ("dns", ("unlisted",), ()),
         ("secret", SECRET_KEYS, ()),
+        ("vault", VAULT_KEYS, ()),
         ("mint", MINT_KEYS, ()),
         ("proxy", PROXY_KEYS, ()),
         ("endpoint", ENDPOINT_KEYS, ENDPOINT_LATER),
@@ -152,8 +154,9 @@ def test_each_row_of_the_pattern_table(key: str, text: str, word: str) -> None:
 
 
 def test_the_examples_load() -> None:
-    pages = POLICY + PAGE_OF_PACKS + (DOCS / "minting.md").read_text()
-    blocks = re.findall(r"```toml\n(.*?)```", pages, re.DOTALL)
-    assert len(blocks) > 4
+    pages = "".join((DOCS / name).read_text() for name in ("policy.md", "packs.md", "minting.md", "secrets.md"))
+    # what has no version is a part of one
+    blocks = [b for b in re.findall(r"```toml\n(.*?)```", pages, re.DOTALL) if b.startswith("version = 1\n")]
+    assert len(blocks) > 8
     for block in blocks:
         load(block)

@@ -30,6 +30,7 @@ ALLOW = '[[endpoint.e.allow]]\nid = "r"\nmethods = ["GET"]\npaths = ["/a"]\n'
 SECRET = '[secret.s]\nsource = "env:S"\n'
 BOUND = f'{SECRET}{HOST}{ALLOW}[binding.b]\nsecret = "s"\nendpoint = "e"\nrules = ["r"]\n'
 BINDING = BOUND + 'place = "header:authorization"\n'
+TOKEN = '[secret.t]\nsource = "env:T"\n'
 ROLE = "[role.r]\n"
 PROXY = '[proxy.corp]\nhost = "proxy.corp.example"\nport = 3128\n'
 TCP = 'protocol = "tcp"\nlisten = 5432\n'
@@ -334,8 +335,17 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "beside pack",
         MINIMAL + HOST + '[[endpoint.e.deny]]\npack = "npm-credential-minting"\npaths = ["/a"]\n',
     ),
-    "command": ("secret.s.source", "not yet", MINIMAL + '[secret.s]\nsource = "command:gh auth token"\n'),
-    "vault": ("secret.s.source", "not yet", MINIMAL + '[secret.s]\nsource = "vault:kv/x"\n'),
+    "command": ("secret.s.source", "whole/path", MINIMAL + '[secret.s]\nsource = "command:gh auth token"\n'),
+    "vault": ("secret.s.source", "NAME/PATH#FIELD", MINIMAL + '[secret.s]\nsource = "vault:kv/x"\n'),
+    "vault without a server": ("secret.s.source", "add: [vault.kv]", MINIMAL + '[secret.s]\nsource = "vault:kv/x#y"\n'),
+    "vault up": ("secret.s.source", "NAME/PATH#FIELD", MINIMAL + '[secret.s]\nsource = "vault:kv/../x#y"\n'),
+    "args of a file": ("secret.s.args", "no command", MINIMAL + '[secret.s]\nsource = "file:/x"\nargs = ["y"]\n'),
+    "keep of a file": ("secret.s.keep", "each time", MINIMAL + '[secret.s]\nsource = "file:/x"\nkeep = "1m"\n'),
+    "a long timeout": ("secret.s.timeout", "60 s", MINIMAL + '[secret.s]\nsource = "command:/x"\ntimeout = "2m"\n'),
+    "output": ("secret.s.output", '"text" or "json"', MINIMAL + '[secret.s]\nsource = "command:/x"\noutput = "x"\n'),
+    "vault without an endpoint": ("vault.v.endpoint", "missing", MINIMAL + TOKEN + '[vault.v]\ntoken = "t"\n'),
+    "vault without a token": ("vault.v.token", "one of token", MINIMAL + HOST + '[vault.v]\nendpoint = "e"\n'),
+    "vault's token": ("vault.v.token", "no secret is", MINIMAL + HOST + '[vault.v]\nendpoint = "e"\ntoken = "t"\n'),
     "no source": ("secret.s.source", "missing", MINIMAL + "[secret.s]\n"),
     "unknown source": ("secret.s.source", 'did you mean "keyring"?', MINIMAL + '[secret.s]\nsource = "keyrign:a/b"\n'),
     "value as source": ("secret.s.source", "KIND:WHERE", MINIMAL + '[secret.s]\nsource = "ghp_x"\n'),

@@ -1,6 +1,7 @@
 """`credgate secret`: set, list, remove and test secrets. A value comes from a prompt or stdin and is never printed."""
 
 import argparse
+import asyncio
 import getpass
 import json
 import os
@@ -213,8 +214,13 @@ def _test(options: argparse.Namespace, places: Places) -> int:
 
 def _missing(places: Places, rule: SecretRule) -> list[str]:
     try:
-        value = Vault(places, os.environ).read(rule, os.environ).reveal()
-        return uncertain(places, rule, value)
+        vault = Vault(places, os.environ)
+        if rule.kind is SourceKind.VAULT:
+            from credgate.vaultonce import ask_once  # noqa: PLC0415  it imports the gateway
+
+            asyncio.run(ask_once(vault, rule, os.environ))
+            return []
+        return uncertain(places, rule, vault.read(rule, os.environ).reveal())
     except CredgateError as error:
         return [escape(error.detail)]
 

@@ -31,6 +31,7 @@ from credgate.ledger.record import LedgerError
 from credgate.minting.calls import Calls
 from credgate.minting.minter import Minter
 from credgate.runs import Listener, Run
+from credgate.vaultserver import VaultServers
 from rules.policy import Address
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Gateway:
         dialler = self._dialler(Pins(resolve, limits.names), own_addresses, limits, str(upstream.bundle))
         fingerprints = Fingerprints.load(keys.beside(ledger.directory))
         calls = Calls(ledger=ledger, dialler=dialler, upstream=upstream, fingerprints=fingerprints)
+        self._vaults = vault.servers = VaultServers(calls, vault.fetch, self.known)
         self._minter = Minter(calls=calls, vault=vault, known=self.known)
         judge = Judge(
             records=Records(ledger, self.known),
@@ -197,6 +199,7 @@ class Gateway:
         for run_id in tuple(self._instances):
             await self.close(run_id)
         await self._minter.drain()
+        await self._vaults.close()
         self._options = None
 
     def _gateway_addresses(self) -> frozenset[Address]:

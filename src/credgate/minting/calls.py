@@ -46,12 +46,15 @@ class CallFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purpose:
-    """Whose call it is, for the ledger: the run that it was made for, the mint, the name of the secret it carries."""
+    """Whose call it is, for the ledger: the run that it was made for, the mint, the name of the secret it carries.
 
-    run: Run
+    `run` None: for all of them. `what`: "mint", "revoke", or "vault", and then `mint` is the vault's name.
+    """
+
+    run: Run | None
     mint: str
     secret: str
-    what: str = "mint"  # or "revoke"
+    what: str = "mint"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,13 +78,15 @@ class Calls:
     upstream: UpstreamTls
     fingerprints: Fingerprints
     timeout: float = 30.0
+    _lookups: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))  # of calls that are no run's
 
     async def call(self, purpose: Purpose, endpoint: Endpoint, asked: Asked, proxy: Secret | None = None) -> Answered:
         """Make one call to an endpoint with one exact host; the intent is on the disk before a byte leaves.
 
         Raises CallFailed, and LedgerError.
         """
-        target = await self.dialler.target(endpoint, endpoint.host.text, purpose.run.lookups, proxy)
+        slots = self._lookups if purpose.run is None else purpose.run.lookups
+        target = await self.dialler.target(endpoint, endpoint.host.text, slots, proxy)
         if isinstance(target, Deny):
             raise CallFailed(target.reason)
         call = _Call(asked=asked, target=target)
@@ -101,13 +106,10 @@ class Calls:
 
     def _intent(self, purpose: Purpose, call: _Call) -> int:
         endpoint = call.target.endpoint
-        run = purpose.run
         return self.ledger.append(
             "mint",
             lambda seq: {"ua_tag": _tag(purpose, endpoint, seq)},
-            run=run.id,
-            role=run.role,
-            policy_sha256=run.policy.sha256,
+            **_run_fields(purpose.run),
             verdict="allow",
             rule=f"{purpose.what}.{purpose.mint}",
             secret=purpose.secret,
@@ -125,7 +127,7 @@ class Calls:
     ) -> None:
         self.ledger.append(
             "mint",
-            run=purpose.run.id,
+            run="" if purpose.run is None else purpose.run.id,
             intent_seq=seq,
             reason=reason,
             pin=call.target.pin(call.pin),
@@ -178,6 +180,10 @@ class Calls:
         if peer not in target.addresses:
             raise RuntimeError("the peer's address is not the pin")
         return str(peer)
+
+
+def _run_fields(run: Run | None) -> dict[str, object]:
+    return {} if run is None else {"run": run.id, "role": run.role, "policy_sha256": run.policy.sha256}
 
 
 @contextmanager
@@ -241,8 +247,12 @@ class _Tls:
 
 
 def _tag(purpose: Purpose, endpoint: Endpoint, seq: int) -> str:
-    """By which the target's log names this call, as it does a request of the jail's; "" where the policy wants none."""
-    return f"credgate/{tag_of(purpose.run.id, seq)}" if Correlate.USER_AGENT in endpoint.correlate else ""
+    """By which the target's log names this call, as it does a request of the jail's; "" where the policy wants none,
+    and where it is no run's.
+    """
+    if purpose.run is None or Correlate.USER_AGENT not in endpoint.correlate:
+        return ""
+    return f"credgate/{tag_of(purpose.run.id, seq)}"
 
 
 def _head(call: _Call) -> bytes:
