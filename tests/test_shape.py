@@ -18,7 +18,6 @@ FILE_LINES, FUNCTION_LINES = 400, 40
 LONG_FILES = {
     "src/credgate/commands/run.py": "what the launcher's start loads; each module more costs milliseconds of a run",
     "src/credgate/ledger/writer.py": "one writer, whose order of chain, tree, reserve and disk is read in one place",
-    "src/rules/decide.py": "one judgement, read from top to bottom in its order",
 }
 LONG_FUNCTIONS: dict[str, str] = {}
 
