@@ -30,7 +30,7 @@ class Watched(subprocess.Popen[str]):
         super().__init__(argv, **kw)
         self._scan = scan
 
-    def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[str, str]:  # noqa: A002
+    def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[str, str]:  # noqa: A002 - as print has it
         said = super().communicate(input, timeout)
         self._scan.printed(*said)
         return said
