@@ -40,7 +40,8 @@ def classify(tables: Tables, targets: Sequence[Target], skews: Sequence[Skew], s
 def _refused(tables: Tables, src: int, target: Target, skew: Skew) -> None:
     """Records that nothing explains but a refusal of ours."""
     same = (
-        "g.method = l.method AND l.path = (CASE WHEN l.template = 1 THEN coalesce(t.route, '') ELSE g.path END)"
+        "g.method = l.method AND l.path = "
+        "(CASE WHEN l.template = 1 OR g.path LIKE '%{%' THEN coalesce(t.route, '') ELSE g.path END)"
         if target.strong
         else "(l.method = '' OR l.method = g.method)"
     )

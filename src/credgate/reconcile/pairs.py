@@ -46,12 +46,16 @@ def _sessions(tables: Tables, src: int) -> None:
     tables.add("tres", "SELECT r, 'matched-group', how, min(g), '' FROM held GROUP BY r, how")
 
 
+# Either side may be one: their route's template, or our path with a hole where a secret was written.
+_PATTERN = "l.template = 1 OR g.path LIKE '%{%'"
+
+
 def _differences(tables: Tables, src: int, target: Target, skew: Skew) -> None:
     """Fill `seen`: each pair with what can be compared, and the words of what differs, each behind a semicolon."""
     address = "l.ip <> '' AND NOT list_contains($4::VARCHAR[], l.ip)" if target.egress else "false"
     words = {
         "method": "l.method <> '' AND l.method <> g.method",
-        "path": "l.path <> '' AND (CASE WHEN l.template = 1 THEN b.path IS NOT NULL ELSE l.path <> g.path END)",
+        "path": f"l.path <> '' AND (CASE WHEN {_PATTERN} THEN b.path IS NOT NULL ELSE l.path <> g.path END)",
         "bytes": _size_differs(target.size),
         "address": address,
         "credential": "l.cred <> '' AND v.g IS NOT NULL AND w.g IS NULL",
@@ -105,7 +109,7 @@ def _bad_routes(tables: Tables, src: int) -> list[tuple[str, str]]:
         (str(path), str(route))
         for path, route in tables.rows(
             "SELECT DISTINCT g.path, l.path AS route FROM pair p JOIN gw g ON g.g = p.g JOIN live l ON l.r = p.r "
-            "WHERE p.src = $1 AND l.template = 1",
+            f"WHERE p.src = $1 AND ({_PATTERN})",
             src,
         )
         if not fits(str(path).split("/"), str(route).split("/"))

@@ -164,17 +164,32 @@ ROUTE = {"src": "SMALLINT", "path": "VARCHAR", "route": "VARCHAR"}
 
 
 def routes(tables: Tables, src: int) -> None:
-    """Fill `route`: (src, path, route): which route template of the target's a path of ours belongs to."""
+    """Fill `route`: (src, path, route): what the target's records have for a path of ours that they spell otherwise.
+
+    That is a route template, or a path in which we wrote a secret: its hole stands for what the target logged there.
+    """
+    ours = [
+        str(p) for (p,) in tables.rows("SELECT DISTINCT g.path FROM gs s JOIN gw g ON g.g = s.g WHERE s.src = $1", src)
+    ]
+    found = [*_templates(tables, src, ours), *_filled(tables, src, [path for path in ours if "{" in path])]
+    if found:
+        tables.fill("route_new", ROUTE, [(src, path, route) for path, route in found])
+        tables.add("route", "SELECT src, path, route FROM route_new")
+
+
+def _templates(tables: Tables, src: int, ours: list[str]) -> list[tuple[str, str]]:
     templates = [str(t) for (t,) in tables.rows("SELECT DISTINCT path FROM live WHERE src = $1 AND template = 1", src)]
-    if not templates:
-        return
     table = _by_length(templates)
-    rows = []
-    for (path,) in tables.rows("SELECT DISTINCT g.path FROM gs s JOIN gw g ON g.g = s.g WHERE s.src = $1", src):
-        if found := _route(str(path), table):
-            rows.append((src, path, found))
-    tables.fill("route_new", ROUTE, rows)
-    tables.add("route", "SELECT src, path, route FROM route_new")
+    return [(path, route) for path in ours if (route := _route(path, table))] if templates else []
+
+
+def _filled(tables: Tables, src: int, holed: list[str]) -> list[tuple[str, str]]:
+    """The one path of the target's that each of ours with a hole stands for; of several none is taken for it."""
+    if not holed:
+        return []
+    plain = [str(p) for (p,) in tables.rows("SELECT DISTINCT path FROM live WHERE src = $1 AND template = 0", src)]
+    fitting = {path: [p for p in plain if fits(path.split("/"), p.split("/"))] for path in holed}
+    return [(path, found[0]) for path, found in sorted(fitting.items()) if len(found) == 1]
 
 
 type _Table = Mapping[int, list[tuple[str, list[str]]]]
@@ -199,12 +214,13 @@ def _route(path: str, table: _Table) -> str:
 
 
 def fits(segments: list[str], wanted: list[str]) -> bool:
-    """Whether a path's segments are those of a template."""
+    """Whether a path's segments are those of a template. A hole in the path itself is where we wrote a secret."""
     return len(segments) == len(wanted) and all(
-        _variable(want) or want == have for want, have in zip(wanted, segments, strict=True)
+        _variable(want) or want == have or _WRITTEN.fullmatch(have) for want, have in zip(wanted, segments, strict=True)
     )
 
 
+_WRITTEN = re.compile(r"\{[^{}]*\}")  # no client can send a brace bare: it is no character of a path (RFC 3986 3.3)
 _VARIABLE = re.compile(r":\w+|\{[^}]*\}|\*\w*|<[^>]*>")
 
 

@@ -82,6 +82,14 @@ def test_another_status_is_a_difference_and_no_other_request(case: Case) -> None
     assert (said.requests, said.notes) == (["field-mismatch"], ["status"])
 
 
+def test_a_secret_in_a_path_is_what_the_target_logged_there(case: Case) -> None:
+    case.call(10, path="/{bot}/send")
+    case.call(500, path="/{bot}/send")
+    case.call(900, path="/{bot}/read")
+    case.export("log", web(10, "/bot123:abc/send"), web(500, "/bot123:abc/send"), web(900, "/bot123:abc/other"))
+    assert case.run("nginx=log").requests == ["matched", "matched", "gateway-only"]
+
+
 @pytest.mark.parametrize(("logged", "said_"), [(100, ""), (130, ""), (99, "bytes"), (5000, "bytes")])
 def test_sizes_allow_for_the_framing_of_chunks(case: Case, logged: int, said_: str) -> None:
     case.call(10, path="/a", resp_bytes=100)
