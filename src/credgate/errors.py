@@ -21,10 +21,10 @@ class CredgateError(Exception):
 
 
 def print_error(error: CredgateError, stream: TextIO | None = None) -> int:
-    """Write `error: ...` and `hint: ...`, control characters escaped; return the exit status."""
+    """Write `error: ...` and `hint: ...`, a hint a line, control characters escaped; return the exit status."""
     out = sys.stderr if stream is None else stream
     out.write(f"error: {escape(error.detail)}\n")
-    if error.hint:
-        out.write(f"hint: {escape(error.hint)}\n")
+    for hint in error.hint.split("\n") if error.hint else ():
+        out.write(f"hint: {escape(hint)}\n")
     out.flush()
     return error.exit_status

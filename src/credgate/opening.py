@@ -15,7 +15,7 @@ from credgate.paths import Places
 from credgate.peer import Peer
 from credgate.policyfile import Effective
 from credgate.prepare import Asked, Network, children_offered, filter_of, jail_spec, program_digest
-from credgate.roleneeds import decoy_environment, decoys_of, extra_ports, registry_environment
+from credgate.roleneeds import agent_environment, decoy_environment, decoys_of, extra_ports, registry_environment
 from credgate.runs import Run
 from credgate.session import Session
 from credgate.treelook import TreeLook
@@ -141,7 +141,11 @@ async def _computed(
     """The jail of the role, on a thread: it reads files of the host that an agent may have made slow or large."""
     run_id, berth, _ = made
     network = Network(gateway=berth.gateway, jail=berth.jail, proxy_port=berth.proxy_port)
-    named = {**registry_environment(chosen.policy, chosen.role), **decoy_environment(chosen.policy, decoys)}
+    named = {
+        **agent_environment(chosen.policy.roles[chosen.role]),  # first: no profile writes over a decoy
+        **registry_environment(chosen.policy, chosen.role),
+        **decoy_environment(chosen.policy, decoys),
+    }
     try:
         return await asyncio.to_thread(
             jail_spec, run_id, asked, chosen, parts.person, parts.places, parts.trust, named, network

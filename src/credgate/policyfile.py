@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,10 @@ from credgate.paths import Places
 from credgate.policytrust import check_trusted
 from credgate.registries import resolve
 from credgate.trees import written_before
+from rules.agents import of_command
 from rules.ceiling import narrow
 from rules.load import MAX_BYTES, load_policy
+from rules.load_agents import read_agent
 from rules.policy import Policy, Workdir
 from rules.problems import PolicyError, Problem
 from rules.registries import clients_of
@@ -98,7 +101,16 @@ class RoleUnknown(CredgateError):
 @cache
 def shipped_packs() -> Mapping[str, str]:
     """Return the packs that come with this version, by name."""
-    folder = files("rules") / "packs"
+    return _texts(files("rules") / "packs")
+
+
+@cache
+def shipped_agents() -> Mapping[str, str]:
+    """Return the profiles of agents that come with this version, by name."""
+    return _texts(files("rules") / "packs" / "agents")
+
+
+def _texts(folder: Traversable) -> Mapping[str, str]:
     return {p.name.removesuffix(".toml"): p.read_text("utf-8") for p in folder.iterdir() if p.name.endswith(".toml")}
 
 
@@ -110,9 +122,13 @@ def find_for_run(asked: "Asked", places: Places, ceiling: Path = CEILING) -> Eff
     cwd = Path(asked.cwd)
     workdir = (cwd / asked.workdir).resolve()
     try:
-        found = find_policy(
-            explicit=asked.policy or None, env=asked.env, cwd=cwd, workdir=workdir, config_dir=places.config
-        )
+        try:
+            found = find_policy(
+                explicit=asked.policy or None, env=asked.env, cwd=cwd, workdir=workdir, config_dir=places.config
+            )
+        except PolicyMissing:
+            _offer_agent(asked.argv[0])
+            raise
         found = asked_by(found, asked.env, places, str(workdir))
         return effective(
             found,
@@ -125,6 +141,21 @@ def find_for_run(asked: "Asked", places: Places, ceiling: Path = CEILING) -> Eff
     except CredgateError as error:
         error.exit_status = REFUSED
         raise
+
+
+def _offer_agent(command: str) -> None:
+    """Raise PolicyMissing in three lines, where the command is an agent that a policy can be written for."""
+    agents = tuple(read_agent(name, text) for name, text in shipped_agents().items())
+    agent = of_command(command, agents)
+    if agent is None:
+        return
+    raise PolicyMissing(
+        "policy_missing",
+        f"no policy yet, so {agent.name} may reach nothing",
+        f"credgate init {agent.name} writes one for {agent.about}, and asks for its key\n"
+        f"then again: credgate run -- {agent.commands[0]}",
+        exit_status=2,
+    )
 
 
 def asked_by(found: Found, env: Mapping[str, str], places: Places, workdir: str = "") -> Found:
@@ -225,7 +256,13 @@ def load(found: Found) -> Policy:
     """
     registries = resolve(clients_of(found.data), found.caller)
     try:
-        return load_policy(found.data, packs=shipped_packs(), base_dir=str(found.path.parent), registries=registries)
+        return load_policy(
+            found.data,
+            packs=shipped_packs(),
+            agents=shipped_agents(),
+            base_dir=str(found.path.parent),
+            registries=registries,
+        )
     except PolicyError as fault:
         raise PolicyInvalid(found.path, fault.problems) from fault
 

@@ -20,6 +20,7 @@ from credgate.errors import CredgateError
 from credgate.paths import Places
 from credgate.policyfile import Effective
 from credgate.protect import protection
+from credgate.seeding import seeded
 from credgate.treelook import TreeLook
 from credgate.trees import refuse_planted, written_before
 from credgate.trust import INSIDE_BUNDLE, Trust
@@ -317,6 +318,7 @@ def jail_spec(
         etc=_entries([f"/etc/{name}" for name in ETC_ALLOWED]),
         trees=tuple(Tree(path=tree) for tree in lent.trees),
         links=lent.links,
+        files=seeded(role.agent, person.home, cwd, decoys, [lent.workdir, *lent.trees]),
         protected=lent.protected,
         trust=trust.mounts,
         landlock=_landlock(person.home, lent.workdir if lent.write else "", userns=role.allow_userns),

@@ -7,7 +7,7 @@ from rules.load_signing import AWS_SECRET_ENV
 from rules.mint_refs import mint_of
 from rules.mints import OAuthRefresh, decoy_key
 from rules.placeholders import make_decoy
-from rules.policy import Placeholder, Policy
+from rules.policy import Placeholder, Policy, Role
 from rules.registries import EXTRA, Client, Registry
 
 _INDEXES = {Client.PIP: ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"), Client.UV: ("UV_DEFAULT_INDEX", "UV_INDEX")}
@@ -62,6 +62,11 @@ def decoy_environment(policy: Policy, decoys: Mapping[str, str]) -> dict[str, st
         if binding.sign is not None:  # the SDKs want a pair; with what the client signs is nobody's business
             env[AWS_SECRET_ENV] = f"{value}{value}".ljust(40, "0")[:40]
     return env
+
+
+def agent_environment(role: Role) -> dict[str, str]:
+    """What the role's agent needs to be told: its own updates off, its own sandbox off, and the like."""
+    return dict(role.agent.env) if role.agent is not None else {}
 
 
 def registry_environment(policy: Policy, role: str) -> dict[str, str]:

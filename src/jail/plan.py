@@ -135,6 +135,7 @@ class JailSpec:
     etc: tuple[SystemEntry, ...]  # those of ETC_ALLOWED that exist on this host
     trees: tuple[Tree, ...] = ()  # install trees, tools, read: read-only
     links: tuple[tuple[str, str], ...] = ()  # (path inside, target)
+    files: tuple[tuple[str, str], ...] = ()  # (path below the home, text): of its user alone, writable
     trust: tuple[tuple[str, str], ...] = ()  # (host path, path inside): bundles and trust stores, read-only
     protected: Protection = field(default_factory=Protection)
     canary: str = ""  # host path of a file that is bound in and hidden, so that an attempt can show that hiding works
@@ -211,6 +212,7 @@ def mounts(spec: JailSpec) -> list[dict[str, Any]]:
         *_proc(),
         *ordered,
         *_links(spec),
+        *_files(spec),
         *_trust(spec),
         *_children(spec),
         *_protected(spec),
@@ -285,6 +287,10 @@ def _links(spec: JailSpec) -> list[dict[str, Any]]:
     shown = [*entries, *(tree.path for tree in spec.trees), spec.workdir]
     missing = [pair for pair in spec.links if not any(under(pair[0], path) for path in shown)]
     return [{"op": "link", "at": at, "to": to} for at, to in missing]
+
+
+def _files(spec: JailSpec) -> list[dict[str, Any]]:
+    return [{"op": "file", "at": at, "text": text, "mode": 0o600} for at, text in spec.files]
 
 
 def _trust(spec: JailSpec) -> list[dict[str, Any]]:

@@ -156,6 +156,8 @@ def _lists(role: Role) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 def _jail(role: Role) -> Iterator[str]:
     yield f"work tree: {role.workdir}"
+    if role.agent is not None:
+        yield f"agent: {role.agent.name}"
     for key, values in _lists(role):
         for value in values:
             yield f"{key}: {value}"

@@ -50,6 +50,7 @@ def intersect(child: Role, parent: Role, policy: Policy) -> Role:
         limits=least(child.limits, parent.limits),
         budget=least_budget(child.budget, parent.budget),
         on_alarm=sternest(child.on_alarm, parent.on_alarm),
+        agent=child.agent,
         route=child.route,  # where the parent's leads elsewhere the two roles don't both allow, and it is refused
     )
 

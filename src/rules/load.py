@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rules.load_agents import AGENT_KEYS, load_agents
 from rules.load_bindings import BINDING_KEYS, BINDING_LATER, load_bindings
 from rules.load_endpoints import KEYS as ENDPOINT_KEYS
 from rules.load_endpoints import LATER as ENDPOINT_LATER
@@ -41,6 +42,7 @@ ROOT_KEYS = (
     "proxy",
     "endpoint",
     "binding",
+    "agent",
     "role",
     "test",
 )
@@ -54,17 +56,24 @@ class _Sections:
     proxies: dict[str, Table]
     endpoints: dict[str, Table]
     bindings: dict[str, Table]
+    agents: dict[str, Table]
     roles: dict[str, Table]
     tests: list[Table]
 
 
 def load_policy(
-    data: bytes, *, packs: Mapping[str, str], base_dir: str, registries: Registries | None = None
+    data: bytes,
+    *,
+    packs: Mapping[str, str],
+    base_dir: str,
+    registries: Registries | None = None,
+    agents: Mapping[str, str] | None = None,
 ) -> Policy:
     """Return the policy in `data`.
 
-    `packs` maps a pack's name to its text; `base_dir` is the absolute directory that a relative `ca` starts from;
-    `registries` is what each client was found to be configured for, of those that registries.clients_of names.
+    `packs` maps a pack's name to its text, `agents` an agent's to that of its profile; `base_dir` is the absolute
+    directory that a relative `ca` starts from; `registries` is what each client was found to be configured for, of
+    those that registries.clients_of names.
     Raises PolicyError with all faults, ValueError where `base_dir` isn't absolute.
     """
     if not posixpath.isabs(base_dir):
@@ -75,7 +84,7 @@ def load_policy(
     sections = _sections(root)
     default_role = root.text("default_role")
     proxies = load_proxies(sections.proxies, base_dir)
-    context = Context(packs=packs, base_dir=base_dir, proxies=proxies, registries=registries or {})
+    context = Context(packs=packs, base_dir=base_dir, proxies=proxies, registries=registries or {}, agents=agents or {})
     draft = _draft(root.report, sections, context, proxies, default_role)
     check_refs(root, default_role, draft)
     unlisted = root.table("dns", known=("unlisted",)).choice("unlisted", Unlisted, Unlisted.GATEWAY)
@@ -100,13 +109,14 @@ def _draft(
     report: Report, sections: _Sections, context: Context, proxies: dict[str, CorporateProxy], default_role: str
 ) -> Draft:
     endpoints = load_endpoints(sections.endpoints, context)
+    agents = load_agents(sections.agents, context.agents)
     return Draft(
         secrets=resolve_vaults(report, load_vaults(sections.vaults), load_secrets(sections.secrets), endpoints),
         mints=load_mints(sections.mints),
         proxies=proxies,
         endpoints=endpoints,
         bindings=with_pack_rules(load_bindings(sections.bindings), endpoints),
-        roles=load_roles(sections.roles),
+        roles=load_roles(sections.roles, agents),
         tests=load_tests(sections.tests, default_role),
     )
 
@@ -119,6 +129,7 @@ def _sections(root: Table) -> _Sections:
         proxies=root.named("proxy", known=PROXY_KEYS),
         endpoints=root.named("endpoint", known=ENDPOINT_KEYS, later=ENDPOINT_LATER),
         bindings=root.named("binding", known=BINDING_KEYS, later=BINDING_LATER),
+        agents=root.named("agent", known=AGENT_KEYS),
         roles=root.named("role", known=ROLE_KEYS, later=ROLE_LATER),
         tests=root.tables("test", known=TEST_KEYS),
     )

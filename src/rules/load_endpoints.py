@@ -38,12 +38,13 @@ _WIDEST = {4: 8, 6: 7}  # 10.0.0.0/8 (RFC 1918) and fc00::/7 (RFC 4193) are the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What the loader of one endpoint needs from outside the file."""
+    """What the loaders need from outside the file. `agents`: shipped profiles by name."""
 
     packs: Packs
     base_dir: str
     proxies: Mapping[str, CorporateProxy]
     registries: Registries
+    agents: Mapping[str, str]
 
 
 def load_endpoints(tables: Mapping[str, Table], context: Context) -> dict[str, Endpoint]:

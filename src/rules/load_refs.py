@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from rules.agents import needs_decoy
 from rules.load_fit import check_place
 from rules.mint_refs import mint_problems
 from rules.mints import Mint
@@ -174,10 +175,24 @@ def _role(report: Report, role: Role, draft: Draft) -> None:
         if binding.placeholder and binding.placeholder.env in role.env:
             message = f"{binding.placeholder.env} is passed from the caller and holds the placeholder of {binding.name}"
             report.add(f"{where}.env", message, "take it out of env")
+    _agent(report, where, role, bindings)
     reached = reached_by(role, draft.bindings, draft.endpoints)
     _role_route(report, role, [e for n, e in draft.endpoints.items() if n in reached])
     for first, second in combinations([e for n, e in draft.endpoints.items() if n.partition("~")[0] in reached], 2):
         _one_target(report, where, first, second)
+
+
+def _agent(report: Report, where: str, role: Role, bindings: Iterable[Binding]) -> None:
+    """A profile that writes the key into a file needs exactly one decoy to write there."""
+    if role.agent is None or not needs_decoy(role.agent):
+        return
+    names = role.agent.key_names()
+    found = [b.name for b in bindings if b.placeholder and b.placeholder.env in names]
+    if len(found) != 1:
+        said = f"{len(found)} ({', '.join(found)})" if found else "none"
+        message = f"{role.agent.name} reads its key from {' or '.join(sorted(names))}: got {said}, expected one binding"
+        hint = f"see: credgate init {role.agent.name} --print"
+        report.add(f"{where}.agent", f"{message} with that placeholder", hint)
 
 
 def _one_target(report: Report, where: str, one: Endpoint, other: Endpoint) -> None:

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping
 
 from rules import load_units
+from rules.agents import Agent
 from rules.envnames import credential_value, refused
+from rules.load_agents import agent_of
 from rules.parse import METHODS
 from rules.policy import Budget, Limits, OnAlarm, Role, TestCase, Workdir
 from rules.reasons import Reason
@@ -13,7 +15,7 @@ from rules.treenames import TreePattern, TreePatternError
 ROLE_KEYS = (
     *("bindings", "endpoints", "workdir", "tools", "read", "env", "deadline", "limits", "on_alarm"),
     *("allow_debug", "allow_userns", "publish", "children", "budget", "route"),
-    *("readonly", "hide", "show"),
+    *("readonly", "hide", "show", "agent"),
 )
 ROLE_LATER = ("state", "approve")
 _FIRST_FREE, _LAST_PORT, _MAX_PUBLISHED = 1024, 65535, 16
@@ -22,12 +24,16 @@ TEST_KEYS = ("role", "method", "url", "body", "verdict", "reason", "rule")
 BUDGET_KEYS = ("requests", "bytes_out")
 
 
-def load_roles(tables: Mapping[str, Table]) -> dict[str, Role]:
+def load_roles(tables: Mapping[str, Table], agents: Mapping[str, Agent]) -> dict[str, Role]:
     """Return the roles; that their names lead somewhere is checked later."""
-    return {name: _role(name, table) for name, table in tables.items()}
+    return {name: _role(name, table, agents) for name, table in tables.items()}
 
 
-def _role(name: str, table: Table) -> Role:
+def _role(name: str, table: Table, agents: Mapping[str, Agent]) -> Role:
+    agent = agent_of(table, agents)
+    limits = _limits(table.table("limits", known=LIMIT_KEYS))
+    if agent is not None:
+        _enough(table, agent, limits)
     return Role(
         name=name,
         bindings=table.texts("bindings"),
@@ -44,11 +50,20 @@ def _role(name: str, table: Table) -> Role:
         publish=_ports(table),
         children=table.texts("children"),
         deadline=_duration(table, "deadline", 0) or None,
-        limits=_limits(table.table("limits", known=LIMIT_KEYS)),
+        limits=limits,
         budget=_budget(table.table("budget", known=BUDGET_KEYS)),
         on_alarm=table.choice("on_alarm", OnAlarm, OnAlarm.NOTIFY),
         route=table.text("route", "default"),
+        agent=agent,
     )
+
+
+def _enough(table: Table, agent: Agent, limits: Limits) -> None:
+    """An agent that dies of a limit says nothing of it, so what it is known to need is asked for here."""
+    for key in ("memory", "processes", "open_files"):
+        got, least = getattr(limits, key), getattr(agent.least, key)
+        if got < least:
+            table.fault("limits", f"{key}: got {got}, and {agent.name} needs {least}", "raise it, or leave it out")
 
 
 def _budget(table: Table) -> Budget:

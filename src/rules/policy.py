@@ -6,6 +6,7 @@ from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import TYPE_CHECKING
 
+from rules.agents import Agent
 from rules.correlate import DEFAULT, Correlate
 from rules.fieldpaths import FieldPath
 from rules.fingerprint import Fingerprint
@@ -331,6 +332,7 @@ class Role:
     budget: Budget = field(default_factory=Budget)
     on_alarm: OnAlarm = OnAlarm.NOTIFY
     route: str = "default"  # which way its requests go at an endpoint with several targets
+    agent: Agent | None = None  # whose variables and first files the jail has
     within: tuple[str, ...] = ()  # roles of the same policy that must allow each request too; set by rules.intersect
 
     def switches(self) -> tuple[str, ...]:

@@ -51,6 +51,8 @@ def _endpoint(endpoint: Endpoint) -> Iterator[tuple[str, str]]:
 
 def _role(role: Role) -> Iterator[tuple[str, str]]:
     where = join("role", role.name)
+    if role.agent is not None:
+        yield f"{where}.agent", "say what is written into the home"
     if role.read:
         yield f"{where}.read", "bind files of the host"
     if role.tools:

@@ -67,7 +67,7 @@ def test_check_lists_every_fault_with_its_mend(cli: Cli) -> None:
     assert cli.run("check", cli.write("version = 2\nfoo = 1\n[role.r]\nworkdir = 'copy'\n")) == 1
     assert cli.err.splitlines() == [
         "error: foo: unknown key",
-        "hint: one of: binding, default_role, dns, endpoint, mint, proxy, role, secret, test, version",
+        "hint: one of: agent, binding, default_role, dns, endpoint, mint, proxy, role, secret, test, vault, version",
         "error: version: got 2, expected 1",
         "error: role.r.workdir: not yet: this version does not build that",
         'hint: write "read" or "write"',
@@ -336,14 +336,6 @@ def test_init_does_not_write_through_a_link(cli: Cli) -> None:
     (cli.tree / "credgate.toml").symlink_to(cli.tree / "elsewhere")
     assert init.main(["--here"]) == 1
     assert not (cli.tree / "elsewhere").exists()
-
-
-def test_init_for_an_agent_is_not_there_yet(cli: Cli, capsys: pytest.CaptureFixture[str]) -> None:
-    assert init.main(["claude"]) == 2
-    assert "not yet" in capsys.readouterr().err
-    assert init.main(["frob"]) == 2
-    assert "not yet" not in capsys.readouterr().err
-    assert list(cli.tree.iterdir()) == []
 
 
 def test_the_commented_parts_of_the_template_load_when_uncommented() -> None:

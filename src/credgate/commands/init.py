@@ -1,16 +1,24 @@
-"""`credgate init`: write a first policy. Never overwrites one."""
+"""`credgate init`: write a first policy, for an agent CLI or an empty one. Never overwrites one."""
 
 import argparse
+import getpass
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from credgate.commands.secret import keep
 from credgate.errors import CredgateError, print_error
+from credgate.firstpolicy import policy_for
 from credgate.paths import Places, private_dir
-from credgate.policyfile import TREE_NAME
+from credgate.policyfile import TREE_NAME, shipped_agents, shipped_packs
+from credgate.secretindex import read_index
+from credgate.text import escape
+from rules.agents import Agent
+from rules.load_agents import read_agent
+from rules.tables import closest
 
-AGENTS = ("claude", "codex", "gemini", "opencode", "copilot", "goose", "aider", "cursor-agent", "amp", "qwen")
+CUSTOM = "custom"
 
 TEMPLATE = """\
 # Policy of credgate: which requests an agent may send, and which of them get a secret on the way out.
@@ -63,8 +71,9 @@ env = ["TERM", "COLORTERM", "LANG", "EDITOR"]
 """
 
 _EXAMPLES = """examples:
-  credgate init
-  credgate init --print
+  credgate init claude
+  credgate init codex --print
+  credgate init custom                        (an empty one, commented)
   credgate init --here && credgate policy trust ./credgate.toml
 """
 
@@ -81,11 +90,12 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="credgate init",
-        description="write a first policy, empty and commented",
+        description="write a first policy: for an agent CLI, whose key is asked for, or an empty one, commented",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("agent", nargs="?", default="", metavar="AGENT", help="not yet: a policy for a known agent")
+    known = ", ".join(sorted(shipped_agents()))
+    parser.add_argument("agent", nargs="?", default=CUSTOM, metavar="AGENT", help=f"one of {known}, {CUSTOM} (default)")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--here", action="store_true", help=f"write {TREE_NAME} into the current directory")
     where.add_argument("--print", action="store_true", dest="to_stdout", help="print it, write nothing")
@@ -93,26 +103,60 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _init(options: argparse.Namespace) -> int:
-    if options.agent:
-        raise _no_agent(options.agent)
+    agent = None if options.agent == CUSTOM else _agent(options.agent)
+    text = TEMPLATE if agent is None else policy_for(agent, shipped_packs())
     if options.to_stdout:
-        sys.stdout.write(TEMPLATE)
+        sys.stdout.write(text)
         return 0
-    path = Path.cwd() / TREE_NAME if options.here else private_dir(_config()) / "policy.toml"
-    write_new(path, TEMPLATE.encode())
-    sys.stdout.write(f"wrote {path}\nnext: edit it, then: credgate policy check {path}\n")
+    if agent is not None and options.here:
+        detail = f"init {agent.name} --here: a policy in the work tree can't bind a secret"
+        hint = f"credgate init {agent.name} writes your own, outside the work tree"
+        raise CredgateError("here_with_secret", detail, hint, exit_status=2)
+    places = Places.from_env(os.environ)
+    path = Path.cwd() / TREE_NAME if options.here else private_dir(places.config) / "policy.toml"
+    write_new(path, text.encode())
+    sys.stdout.write(f"wrote {path}\n")
+    if agent is None:
+        sys.stdout.write(f"next: edit it, then: credgate policy check {path}\n")
+        return 0
+    return _key(agent, places)
+
+
+def _agent(name: str) -> Agent:
+    known = shipped_agents()
+    if name not in known:
+        detail = f"init: got {name!r}, expected an agent that is known here"
+        raise CredgateError("agent_unknown", detail, closest(name, [*known, CUSTOM]), exit_status=2)
+    return read_agent(name, known[name])
+
+
+def _key(agent: Agent, places: Places) -> int:
+    """See that the key is there, or ask for it where somebody can answer; say what comes next."""
+    name, start = agent.accesses[0].secret, f"credgate run -- {agent.commands[0]}"
+    index = read_index(places)
+    if index is not None and name in index.entries:
+        entry = index.entries[name]
+        sys.stdout.write(
+            f"the key is kept already: {name} in {escape(entry.backend)}, fingerprint {entry.fingerprint}\n"
+        )
+    elif not sys.stdin.isatty() or not _asked(name, agent, places):
+        sys.stdout.write(f"next: credgate secret set {name}\nthen: {start}\n")
+        return 0
+    sys.stdout.write(f"next: {start}\n")
     return 0
 
 
-def _config() -> Path:
-    return Places.from_env(os.environ).config
-
-
-def _no_agent(name: str) -> CredgateError:
-    if name in AGENTS:
-        detail = f"init {name}: not yet: policies for agents are not built"
-        return CredgateError("not_yet", detail, "credgate init writes an empty one to fill in", exit_status=2)
-    return CredgateError("agent_unknown", f"got {name!r}, expected no argument", "credgate init", exit_status=2)
+def _asked(name: str, agent: Agent, places: Places) -> bool:
+    """Ask for the value, hidden, and keep it. False where none was given."""
+    try:
+        value = getpass.getpass(f"key of {agent.about}, kept as {name} (not shown; Enter: later): ")
+    except (EOFError, KeyboardInterrupt):
+        sys.stderr.write("\n")
+        return False
+    if not value:
+        return False
+    keep(places, name, value)
+    return True
 
 
 def write_new(path: Path, data: bytes) -> None:

@@ -91,6 +91,15 @@ def _parser() -> argparse.ArgumentParser:
 def _set(options: argparse.Namespace, places: Places) -> int:
     name = check_name(options.name)
     value = _read_value(name)
+    entry = keep(places, name, value, quiet=options.json)
+    if options.json:
+        return _print_json({"name": entry.name, "backend": entry.backend, "fingerprint": entry.fingerprint})
+    _say(f'in the policy: source = "keyring:{SERVICE}/{entry.name}"')
+    return 0
+
+
+def keep(places: Places, name: str, value: str, *, quiet: bool = False) -> Entry:
+    """Keep a value under a name, and say where unless `quiet`. Raises SecretUnavailable, PlaceError."""
     check_value(name, value)
     forced = os.environ.get(FORCED, "")
     if forced:
@@ -99,13 +108,12 @@ def _set(options: argparse.Namespace, places: Places) -> int:
     entry = store(places, os.environ, name, value, _now())
     if not is_searchable(value):
         sys.stderr.write(f"note: {name} has fewer than {MIN_LENGTH} characters: nothing is searched for it\n")
-    if options.json:
-        return _print_json({"name": entry.name, "backend": entry.backend, "fingerprint": entry.fingerprint})
-    _say(f"{entry.name}: kept in {entry.backend}, fingerprint {entry.fingerprint}")
-    if choose_backend(places, os.environ).kind is BackendKind.SEALED:
-        _say(f"note: no desktop keyring works here; any process of yours can read {places.sealed} (credgate doctor)")
-    _say(f'in the policy: source = "keyring:{SERVICE}/{entry.name}"')
-    return 0
+    if not quiet:
+        _say(f"{entry.name}: kept in {entry.backend}, fingerprint {entry.fingerprint}")
+        if choose_backend(places, os.environ).kind is BackendKind.SEALED:
+            note = f"any process of yours can read {places.sealed} (credgate doctor)"
+            _say(f"note: no desktop keyring works here; {note}")
+    return entry
 
 
 def _read_value(name: str) -> str:

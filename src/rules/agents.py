@@ -1,0 +1,96 @@
+"""Profiles of agent CLIs: what one needs in a fresh home to begin without a question, and how it is let in. Data.
+
+A seed is text with holes, which are filled when a run begins:
+* {decoy}     the run's decoy of the binding whose placeholder the agent reads
+* {decoy:20}  its last 20 characters
+* {cwd}       the directory that the agent starts in
+A value is escaped as JSON and TOML both read it, so a hole of either stands between double quotes.
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+
+__all__ = ["Access", "Agent", "Seed", "fill", "needs_decoy", "of_command"]
+
+_DECOY = re.compile(r"\{decoy(?::([1-9][0-9]?))?\}")
+_CWD = "{cwd}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seed:
+    """A file that is written into the jail's home before its command starts. `path` begins with "~/"."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """One way to be let in: the secret's usual name, the packs of host and rules, and where its value goes.
+
+    `env`: the variable that the agent reads its key from; in the jail it holds a decoy of that `shape`.
+    """
+
+    secret: str
+    endpoint: str
+    rules: str
+    place: str
+    format: str
+    env: str
+    shape: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Least:
+    """Limits below which the agent does not run: bytes and counts."""
+
+    memory: int = 0
+    processes: int = 0
+    open_files: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """One profile. `state`: where it keeps its own files in a home; `side_hosts`: asked too, and done without."""
+
+    name: str
+    about: str = ""
+    commands: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    seeds: tuple[Seed, ...] = ()
+    accesses: tuple[Access, ...] = ()
+    state: tuple[str, ...] = ()
+    side_hosts: tuple[str, ...] = ()
+    least: Least = field(default_factory=Least)
+
+    def key_names(self) -> frozenset[str]:
+        """The variables that it may read its key from."""
+        return frozenset(access.env for access in self.accesses)
+
+
+def needs_decoy(agent: Agent) -> bool:
+    """Tell whether a seed holds the key, so that there has to be a decoy to write."""
+    return any(_DECOY.search(seed.text) for seed in agent.seeds)
+
+
+def fill(text: str, *, decoy: str, cwd: str) -> str:
+    """Return a seed's text with its holes filled. What is filled in is never read for holes again."""
+    place = _quoted(cwd)
+
+    def decoys(hole: re.Match[str]) -> str:
+        return decoy[-int(hole[1]) :] if hole[1] else decoy
+
+    return place.join(_DECOY.sub(decoys, part) for part in text.split(_CWD))
+
+
+def _quoted(text: str) -> str:
+    """Escape for a JSON string and a TOML one; a name that is not UTF-8 can stand in neither as it is."""
+    shown = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return json.dumps(shown, ensure_ascii=False)[1:-1].replace("\x7f", "\\u007f")
+
+
+def of_command(command: str, agents: tuple[Agent, ...]) -> Agent | None:
+    """The profile of a command as a user types it (a name or a path), None where none knows it."""
+    name = command.rpartition("/")[2]
+    return next((agent for agent in agents if name in agent.commands), None)
