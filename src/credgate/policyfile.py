@@ -25,9 +25,10 @@ from rules.agents import of_command
 from rules.ceiling import narrow
 from rules.load import MAX_BYTES, load_policy
 from rules.load_agents import read_agent
+from rules.load_registries import Registries
 from rules.policy import Policy, Workdir
 from rules.problems import PolicyError, Problem
-from rules.registries import clients_of
+from rules.registries import clients_of, parse_registry
 from rules.tables import closest
 from rules.tree_policy import check_tree_policy
 
@@ -254,7 +255,16 @@ def load(found: Found) -> Policy:
 
     Raises PolicyInvalid with all faults, ClientError where a client can't be asked.
     """
-    registries = resolve(clients_of(found.data), found.caller)
+    return _loaded(found, resolve(clients_of(found.data), found.caller))
+
+
+def load_unasked(found: Found) -> Policy:
+    """As load, with a stand-in for each registry of host_from: for looking at the rest. Raises PolicyInvalid."""
+    stand_in = (parse_registry("https://registry.invalid/"),)
+    return _loaded(found, dict.fromkeys(clients_of(found.data), stand_in))
+
+
+def _loaded(found: Found, registries: Registries) -> Policy:
     try:
         return load_policy(
             found.data,

@@ -33,6 +33,7 @@ ROWS = [
     "seccomp",
     "cgroups",
     "debugging inside",
+    "secret sources",
     "keyring",
     "state files",
 ]
@@ -42,6 +43,7 @@ ROWS = [
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "CREDENTIALS_DIRECTORY", "SUDO_USER", "PYTHON_KEYRING_BACKEND"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("CREDGATE_POLICY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(keyring.backend, "get_all_keyring", list)
     return Places.from_env({"HOME": str(tmp_path)})
@@ -129,7 +131,7 @@ def test_every_probe_has_its_row(places: Places, capsys: pytest.CaptureFixture[s
     document = json.loads(capsys.readouterr().out)
     checks = document["checks"]
     assert [check["name"] for check in checks] == ROWS
-    assert len(PROBES) == len(ROWS) - 3
+    assert len(PROBES) == len(ROWS) - 4
     assert all(check.keys() == {"name", "state", "detail", "mend"} for check in checks)
     missing = [check["name"] for check in checks if check["state"] == "missing"]
     assert status == document["exit"] == (3 if missing else 0)
@@ -276,3 +278,119 @@ def test_yama_says_what_it_leaves_of_ptrace(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(hostprobes.Path, "read_text", lambda _self, encoding="", scope=scope: scope)
         said[scope] = hostprobes.attempt("yama")["ok"]
     assert said == {"0": True, "1": True, "2": False, "3": False}
+
+
+_SOURCES = """\
+version = 1
+[secret.cmd]
+source = "command:~/bin/token"
+[secret.later]
+source = "env:LATER"
+[secret.login]
+source = "{login}"
+[endpoint.vault]
+host = "vault.acme.example"
+address = ["127.0.0.1"]
+[vault.corp]
+endpoint = "vault"
+{how}
+[secret.db]
+source = "vault:corp/secret/data/db#password"
+[endpoint.npm]
+host_from = "npm"
+[[endpoint.npm.allow]]
+pack = "npm-install"
+[role.dev]
+"""
+_TOKEN = 'token = "login"'
+_APPROLE = 'approle = { role_id = "r", secret = "login" }'
+
+
+def sources(tmp_path: Path, capsys: pytest.CaptureFixture[str], login: str, how: str = _TOKEN) -> list[dict[str, str]]:
+    """The rows, without the probes of the host; PATH has no npm, which nobody asks."""
+    path = tmp_path / "policy.toml"
+    path.write_text(_SOURCES.format(login=login, how=how))
+    path.chmod(0o600)
+    main(["--json", "--policy", str(path)])
+    rows = json.loads(capsys.readouterr().out)["checks"]
+    return [row for row in rows if row["name"] == "secret sources"]
+
+
+@pytest.fixture
+def program(places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from credgate.commands import doctor
+
+    monkeypatch.setattr(doctor, "_ask_child", lambda _: {"ok": True, "detail": "", "mend": ""})
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("LATER", "hunter2-hunter2")
+    path = tmp_path / "bin/token"
+    path.parent.mkdir()
+    path.write_text("#!/bin/sh\ntouch started\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_sources_that_are_there(program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (row,) = sources(tmp_path, capsys, "env:LATER")
+    assert row["state"] == "ok"
+    assert row["detail"] == f"2 env, 1 command, 1 vault in {tmp_path}/policy.toml; no vault was asked"
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "detail", "mend"),
+    [
+        ("unlink", "no such file or directory", "install it"),
+        ("plain", "is no program", "name the program itself"),
+        ("open", "others than you and root can write it", "chmod go-w "),
+        ("folder", "is no program", "name the program itself"),
+    ],
+)
+def test_a_command_that_would_not_be_started(program: Path, tmp_path: Path, capsys, spoil: str, detail: str, mend: str):
+    program.chmod({"plain": 0o644, "open": 0o777}.get(spoil, 0o755))
+    if spoil in ("unlink", "folder"):
+        program.unlink()
+    if spoil == "folder":
+        program.mkdir()
+    (row,) = sources(tmp_path, capsys, "env:LATER")
+    assert row["state"] == "lesser"
+    assert "secret 'cmd': " in row["detail"]
+    assert detail in row["detail"]
+    assert row["mend"].startswith(mend)
+
+
+@pytest.mark.parametrize("how", [_TOKEN, _APPROLE], ids=["token", "approle"])
+@pytest.mark.parametrize(
+    ("login", "detail", "mend"),
+    [
+        ("env:NOT_SET", "NOT_SET is not in the environment", "export NOT_SET"),
+        ("file:~/vault-token", "no such file", "mend the file"),
+        ("keyring:credgate/vault", "nothing at keyring:credgate/vault", "credgate secret set vault"),
+    ],
+)
+def test_a_vault_without_what_it_logs_in_with(
+    program: Path, places: Places, tmp_path: Path, capsys, login: str, detail: str, mend: str, how: str
+):
+    (row,) = sources(tmp_path, capsys, login, how)
+    assert row["state"] == "lesser"
+    assert detail in row["detail"]
+    assert row["detail"].endswith("; [vault.corp] logs in with it")
+    assert row["mend"].startswith(mend)
+    assert not places.state.exists()  # nor was a key made to look
+
+
+def test_a_token_file_that_others_can_read(program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    token = tmp_path / "vault-token"
+    token.write_text("hvs.value-that-is-not-said")
+    token.chmod(0o644)
+    (row,) = sources(tmp_path, capsys, "file:~/vault-token")
+    assert "has mode 0644, expected 0600" in row["detail"]
+    assert "value-that" not in json.dumps(row)
+    token.chmod(0o600)
+    assert sources(tmp_path, capsys, "file:~/vault-token")[0]["state"] == "ok"
+
+
+def test_a_policy_with_faults_is_a_row(program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (row,) = sources(tmp_path, capsys, "env:LATER", 'tokn = "login"')
+    assert row["state"] == "lesser"
+    assert "tokn" in row["detail"]

@@ -10,11 +10,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from credgate import apparmor, filters
 from credgate.backends import FORCED, Backend, BackendKind, choose_backend
 from credgate.errors import CredgateError, print_error
 from credgate.paths import PlaceError, Places, check_private_dir
+from credgate.policyfile import PolicyMissing
+from credgate.sourcecheck import check_sources
 from credgate.text import escape
 from jail import landlock
 from jail.errors import JailError
@@ -22,6 +25,7 @@ from jail.errors import JailError
 _EXAMPLES = """examples:
   credgate doctor
   credgate doctor --json
+  credgate doctor --policy policy.toml
   credgate doctor --filter
   credgate doctor --apparmor | sudo tee /etc/apparmor.d/credgate
 
@@ -75,6 +79,7 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--policy", metavar="FILE", help="whose sources are looked at; default: as for a run here")
     parser.add_argument(
         "--filter", "--seccomp", action="store_true", help="print the system-call filter of a jail and end"
     )
@@ -87,7 +92,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     try:
         places = Places.from_env(os.environ)
-        checks = [_python(), *(_probed(name) for name in _LABELS), _keyring(places), _state(places)]
+        probed = (_probed(name) for name in _LABELS)
+        checks = [_python(), *probed, *_sources(places, options.policy), _keyring(places), _state(places)]
     except CredgateError as error:
         return print_error(error)
     status = _CANNOT if any(check.state is State.MISSING for check in checks) else 0
@@ -157,6 +163,22 @@ def _ordinary() -> tuple[int | None, int | None]:
     if entry.pw_uid == 0:
         entry = pwd.getpwnam("nobody")
     return entry.pw_uid, entry.pw_gid
+
+
+def _sources(places: Places, policy: str | None) -> list[Check]:
+    """One row, or one for each secret that can't be had: a run starts, and its requests for that one are refused."""
+    name = "secret sources"
+    try:
+        found = check_sources(places, os.environ, Path.cwd(), policy)
+    except PolicyMissing as error:
+        return [Check(name=name, state=State.OK, detail="no policy yet, so no secret", mend=error.hint)]
+    except CredgateError as error:
+        return [Check(name=name, state=State.LESSER, detail=error.detail, mend=error.hint)]
+    faults = found.faults
+    if faults:
+        return [Check(name=name, state=State.LESSER, detail=fault.detail, mend=fault.mend) for fault in faults]
+    counts = ", ".join(f"{count} {kind}" for kind, count in found.kinds.items()) or "no secret"
+    return [Check(name=name, state=State.OK, detail=f"{counts} in {found.path}; no vault was asked")]
 
 
 def _keyring(places: Places) -> Check:
