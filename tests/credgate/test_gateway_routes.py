@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.credgate.gateway_rig import SECRET, rig
+from tests.credgate.gateway_rig import SECRET, Rig, Target, rig, server_tls
+from tests.credgate.h2_rig import Fields, H2Client
+from tests.targets.pki import Authority as TargetCa
 
 POLICY = """\
 version = 1
@@ -96,5 +98,59 @@ def test_a_target_is_not_reached_by_its_own_name(host: str, tmp_path: Path) -> N
             refused = await client.get(host=f"{host}:{r.direct}")
             assert (refused.status, refused.code) == (403, "host_unlisted")
             assert r.good.seen == r.plain.seen == []
+
+    asyncio.run(main())
+
+
+BOTH = ("h2", "http/1.1")
+LOCAL = 'host = "local.good.test"\nport = 8443\ndial_port = {h2}\naddress = ["127.0.0.1"]\nca = "{ca}"\n'
+PLAIN = 'host = "plain.good.test"\nport = 11434\ndial_port = {plain}\naddress = ["127.0.0.1"]\ntls = false\n'
+
+
+def over_h2(policy: str) -> str:
+    """The same, with a local target that has TLS: HTTP/2 is never turned into HTTP/1.1."""
+    text = policy.replace(PLAIN, LOCAL)
+    for name in ("llm", "api", "local"):
+        line = f'host = "{name}.good.test"\n'
+        text = text.replace(line, f'{line}alpn = ["h2", "http/1.1"]\n')
+    return text
+
+
+def fields(r: Rig, path: bytes = b"/ok/a") -> Fields:
+    authority = f"llm.good.test:{r.direct}".encode()
+    pseudo = [(b":method", b"POST"), (b":scheme", b"https"), (b":authority", authority), (b":path", path)]
+    return [*pseudo, (b"authorization", b"Bearer mine")]
+
+
+@pytest.mark.parametrize("via", ["connect", "direct"])
+@pytest.mark.parametrize("word", ["default", "sensitive"])
+def test_over_http2(word: str, via: str, tmp_path: Path) -> None:
+    """Two streams of one connection go where the role's word says, under the target's name; the other gets nothing."""
+    sensitive = word == "sensitive"
+
+    async def main() -> None:
+        ca = TargetCa(tmp_path, "targets")
+        policy = over_h2(SENSITIVE if sensitive else POLICY)
+        async with (
+            Target(server_tls(ca, "local.good.test", alpn=BOTH)) as local,
+            rig(tmp_path, policy=policy, alpn=BOTH, h2_port=local.port, test_ca=ca) as r,
+        ):
+            opened = await (r.tunnel if via == "connect" else r.tls)("llm.good.test", alpn=BOTH)
+            client = H2Client(opened.reader, opened.writer)
+            answers = [await client.ask(fields(r, path), b"hello") for path in (b"/ok/a", b"/ok/b")]
+            assert [answer.status for answer in answers] == [200, 403 if sensitive else 200]
+            chosen, other = (local, r.good) if sensitive else (r.good, local)
+            (session,) = chosen.sessions
+            assert (other.sessions, other.raw) == ([], b"")
+            authority = b"local.good.test:8443" if sensitive else b"api.good.test"
+            keys = [] if sensitive else [f"Bearer {SECRET}".encode()]
+            assert {tuple(seen.values(b":authority")) for seen in session.seen} == {(authority,)}
+            assert [seen.values(b"authorization") for seen in session.seen] == [keys] * (1 if sensitive else 2)
+            assert [seen.body for seen in session.seen] == [b"hello"] * len(session.seen)
+            assert r.vault.fetched == ([] if sensitive else ["token"] * 2)
+            intent = r.records("intent")[0]
+            route = "sensitive: local.all" if sensitive else "default: cloud.all"
+            assert (intent["route"], intent["http_version"]) == (route, "HTTP/2.0")
+            assert r.reasons() == (["no_rule"] if sensitive else [])
 
     asyncio.run(main())
