@@ -54,6 +54,37 @@ install_registry() {
     export CREDGATE_TEST_REGISTRY=$home
 }
 
+# Agent CLIs, laid out as `npm install --global` does it: bin beside lib/node_modules.
+agents_home() {
+    local id home
+    id=$(cat tests/targets/agents/package-lock.json tests/targets/agents/package.json | sha256sum)
+    for home in "$CREDGATE_PREFIX/test-agents" "${XDG_CACHE_HOME:-$HOME/.cache}/credgate/test-agents"; do
+        home=$home-${id:0:12}
+        if is_root || [ -f "$home/.complete" ]; then break; fi
+    done
+    printf '%s\n' "$home"
+}
+
+install_agents() {
+    local home name
+    home=$(agents_home)
+    if [ ! -f "$home/.complete" ]; then
+        say "installing four agent CLIs for the tests (1.3 GB)"
+        mkdir -p "$home/lib" "$home/bin"
+        cp tests/targets/agents/package.json tests/targets/agents/package-lock.json "$home/lib"
+        # One of them puts its program in its place by a script; no other's runs.
+        (cd "$home/lib" && npm ci --silent --ignore-scripts --no-audit --no-fund </dev/null &&
+            npm rebuild --silent @anthropic-ai/claude-code </dev/null) >&2 ||
+            fail 1 "npm could not install what tests/targets/agents/package-lock.json names" "its own message is above"
+        for name in claude codex gemini; do
+            ln -sfn "../lib/node_modules/.bin/$name" "$home/bin/$name"
+        done
+        ln -sfn ../lib/node_modules/opencode-linux-x64/bin/opencode "$home/bin/opencode"
+        touch "$home/.complete"
+    fi
+    export CREDGATE_TEST_AGENTS=$home
+}
+
 # Where the tests find what `reconcile --engine` needs: beside the venv, which everyone who only runs Credgate has too.
 engine_home() {
     local id home

@@ -37,12 +37,16 @@ def authority(target_state: Path) -> Authority:
 
 
 @contextlib.contextmanager
-def https_target_at(state: Path, authority: Authority, host: str, *, tls: bool = True) -> Iterator[Target]:
-    """The Python target (see https_target.py) for `host`, its files in a new directory below `state`."""
+def https_target_at(
+    state: Path, authority: Authority, host: str, *, tls: bool = True, script: Path = HTTPS_TARGET
+) -> Iterator[Target]:
+    """The Python target (see https_target.py, or another `script` of its kind) for `host`, its files in a new directory
+    below `state`.
+    """
     home = Path(tempfile.mkdtemp(prefix=f"{host}-", dir=state))
     token = f"sk-acme-{secrets.token_hex(20)}"
     (home / "token").write_text(token)
-    argv = [sys.executable, "-I", str(HTTPS_TARGET), "--state", str(home)]
+    argv = [sys.executable, "-I", str(script), "--state", str(home)]
     if tls:
         pair = authority.issue(host)
         argv += ["--certificate", str(pair.certificate), "--key", str(pair.key)]

@@ -1,0 +1,180 @@
+"""A stand-in for the APIs of three providers of models, as far as agent CLIs use them. Starts as https_target.py does.
+
+Each wants its key where the real one does, else 401. The answer is ANSWER; where a request offers a tool that runs
+shell commands, holds ASK and no result of a call, the answer is a call of that tool with COMMAND.
+
+POST /v1/messages               Anthropic Messages, stream or not; x-api-key
+POST /v1/responses              OpenAI Responses, stream or not; Authorization: Bearer
+POST /v1beta/models/M:ACTION    Gemini generateContent, streamGenerateContent (SSE), countTokens; x-goog-api-key
+GET  /v1/models                 an empty list
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))  # -I leaves it out
+
+from https_target import BEHAVIOURS, Handler, main
+
+ANSWER = "the word is pomegranate"
+ASK = "call the shell"
+WHO = "-c user.name=T -c user.email=t@acme.example"
+COMMAND = f"echo quince >> fruit.txt && git add fruit.txt && git {WHO} commit -qm fruit"
+USED = {"input_tokens": 7, "output_tokens": 5}
+
+type Json = dict[str, Any]
+
+
+def _wants_tool(body: Json) -> bool:
+    """Whether a call is asked for and none was answered yet."""
+    text = json.dumps(body)
+    done = any(mark in text for mark in ('"tool_result"', '"function_call_output"', '"functionResponse"'))
+    return ASK in text and not done
+
+
+def _tool(names: list[str]) -> str:
+    known = ("Bash", "bash", "exec_command", "shell_command", "shell", "run_shell_command")
+    return next((name for name in known if name in names), "")
+
+
+def _arguments(name: str) -> Json:
+    match name:
+        case "exec_command":
+            return {"cmd": COMMAND}
+        case "shell":
+            return {"command": ["bash", "-c", COMMAND]}
+        case _:
+            return {"command": COMMAND, "description": "write and commit"}
+
+
+def _send_json(handler: Handler, status: int, body: Json) -> None:
+    handler._answer(status, json.dumps(body).encode(), Content_Type="application/json")
+
+
+def _send_events(handler: Handler, events: Iterator[Json], *, named: bool) -> None:
+    handler._record(200)
+    handler.send_response(200)
+    handler.send_header("Content-Type", "text/event-stream")
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    for event in events:
+        head = f"event: {event['type']}\n" if named else ""
+        handler._chunk(f"{head}data: {json.dumps(event)}\n\n".encode())
+    handler._chunk(b"")
+
+
+def v1(handler: Handler, rest: str) -> None:
+    """Everything below /v1/: messages, responses, models."""
+    raw = handler._body()
+    token = handler.server.token
+    mine = handler.headers.get("x-api-key") == token or handler.headers.get("Authorization") == f"Bearer {token}"
+    if not mine:
+        _send_json(handler, 401, {"type": "error", "error": {"type": "authentication_error", "message": "invalid key"}})
+    elif rest == "models":
+        _send_json(handler, 200, {"object": "list", "data": []})
+    elif rest == "messages/count_tokens":
+        _send_json(handler, 200, {"input_tokens": 7})
+    elif rest == "messages":
+        _messages(handler, json.loads(raw))
+    elif rest == "responses":
+        _responses(handler, json.loads(raw))
+    else:
+        handler._answer(404, b"no such path\n")
+
+
+# --- Anthropic
+
+
+def _messages(handler: Handler, body: Json) -> None:
+    name = _tool([tool.get("name", "") for tool in body.get("tools", [])]) if _wants_tool(body) else ""
+    block: Json = {"type": "text", "text": ANSWER}
+    if name:
+        block = {"type": "tool_use", "id": "toolu_01", "name": name, "input": _arguments(name)}
+    stop = "tool_use" if name else "end_turn"
+    message = {"id": "msg_01", "type": "message", "role": "assistant", "model": body["model"], "stop_sequence": None}
+    if body.get("stream"):
+        start = {**message, "content": [], "stop_reason": None, "usage": {**USED, "output_tokens": 1}}
+        _send_events(handler, _message_events(start, block, stop), named=True)
+    else:
+        _send_json(handler, 200, {**message, "content": [block], "stop_reason": stop, "usage": USED})
+
+
+def _message_events(start: Json, block: Json, stop: str) -> Iterator[Json]:
+    tool = block["type"] == "tool_use"
+    text = json.dumps(block["input"]) if tool else block["text"]
+    kind, key = ("input_json_delta", "partial_json") if tool else ("text_delta", "text")
+    yield {"type": "message_start", "message": start}
+    empty = {**block, "input": {}} if tool else {**block, "text": ""}
+    yield {"type": "content_block_start", "index": 0, "content_block": empty}
+    for part in (text[:9], text[9:]):
+        yield {"type": "content_block_delta", "index": 0, "delta": {"type": kind, key: part}}
+    yield {"type": "content_block_stop", "index": 0}
+    yield {"type": "message_delta", "delta": {"stop_reason": stop, "stop_sequence": None}, "usage": USED}
+    yield {"type": "message_stop"}
+
+
+# --- OpenAI
+
+
+def _responses(handler: Handler, body: Json) -> None:
+    name = _tool([tool.get("name", "") for tool in body.get("tools", [])]) if _wants_tool(body) else ""
+    part = {"type": "output_text", "text": ANSWER, "annotations": []}
+    item: Json = {"id": "msg_01", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
+    if name:
+        arguments = json.dumps(_arguments(name))
+        item = {"id": "fc_01", "type": "function_call", "call_id": "call_01", "name": name, "arguments": arguments}
+    used = {**USED, "total_tokens": 12, "input_tokens_details": {"cached_tokens": 0}}
+    used["output_tokens_details"] = {"reasoning_tokens": 0}
+    whole = {"id": "resp_01", "object": "response", "model": body["model"], "status": "completed", "output": [item]}
+    whole["usage"] = used
+    if body.get("stream"):
+        _send_events(handler, _response_events(whole, item), named=True)
+    else:
+        _send_json(handler, 200, whole)
+
+
+def _response_events(whole: Json, item: Json) -> Iterator[Json]:
+    at = {"output_index": 0, "item_id": item["id"]}
+    yield {"type": "response.created", "response": {**whole, "status": "in_progress", "output": [], "usage": None}}
+    if item["type"] == "message":
+        yield {"type": "response.output_item.added", "output_index": 0, "item": {**item, "content": []}}
+        for text in (ANSWER[:9], ANSWER[9:]):
+            yield {"type": "response.output_text.delta", "content_index": 0, "delta": text, **at}
+        yield {"type": "response.output_text.done", "content_index": 0, "text": ANSWER, **at}
+    yield {"type": "response.output_item.done", "output_index": 0, "item": item}
+    yield {"type": "response.completed", "response": whole}
+
+
+# --- Gemini
+
+
+def v1beta(handler: Handler, rest: str) -> None:
+    """models/M:ACTION."""
+    body = json.loads(handler._body() or b"{}")
+    action = rest.rpartition(":")[2]
+    if handler.headers.get("x-goog-api-key") != handler.server.token:
+        _send_json(handler, 401, {"error": {"code": 401, "message": "invalid key", "status": "UNAUTHENTICATED"}})
+    elif action == "countTokens":
+        _send_json(handler, 200, {"totalTokens": 7})
+    elif action == "streamGenerateContent":
+        _send_events(handler, iter([_candidate(body)]), named=False)
+    else:
+        _send_json(handler, 200, _candidate(body))
+
+
+def _candidate(body: Json) -> Json:
+    declared = [d["name"] for tool in body.get("tools", []) for d in tool.get("functionDeclarations", [])]
+    name = _tool(declared) if _wants_tool(body) else ""
+    part: Json = {"functionCall": {"name": name, "args": _arguments(name)}} if name else {"text": ANSWER}
+    content = {"role": "model", "parts": [part]}
+    used = {"promptTokenCount": 7, "candidatesTokenCount": 5, "totalTokenCount": 12}
+    return {"candidates": [{"content": content, "finishReason": "STOP", "index": 0}], "usageMetadata": used}
+
+
+BEHAVIOURS |= {"v1": v1, "v1beta": v1beta}
+
+if __name__ == "__main__":
+    main()
