@@ -23,6 +23,9 @@ ANSWER = "the word is pomegranate"
 ASK = "call the shell"
 WHO = "-c user.name=T -c user.email=t@acme.example"
 COMMAND = f"echo quince >> fruit.txt && git add fruit.txt && git {WHO} commit -qm fruit"
+CALL = {"command": COMMAND, "description": "write and commit"}
+# codex has its model write a program that calls its tools
+PROGRAM = f"await tools.exec_command({json.dumps({'cmd': COMMAND})})"
 USED = {"input_tokens": 7, "output_tokens": 5}
 
 type Json = dict[str, Any]
@@ -31,23 +34,13 @@ type Json = dict[str, Any]
 def _wants_tool(body: Json) -> bool:
     """Whether a call is asked for and none was answered yet."""
     text = json.dumps(body)
-    done = any(mark in text for mark in ('"tool_result"', '"function_call_output"', '"functionResponse"'))
+    done = any(mark in text for mark in ('"tool_result"', '"custom_tool_call_output"', '"functionResponse"'))
     return ASK in text and not done
 
 
 def _tool(names: list[str]) -> str:
-    known = ("Bash", "bash", "exec_command", "shell_command", "shell", "run_shell_command")
+    known = ("Bash", "bash", "run_shell_command")
     return next((name for name in known if name in names), "")
-
-
-def _arguments(name: str) -> Json:
-    match name:
-        case "exec_command":
-            return {"cmd": COMMAND}
-        case "shell":
-            return {"command": ["bash", "-c", COMMAND]}
-        case _:
-            return {"command": COMMAND, "description": "write and commit"}
 
 
 def _send_json(handler: Handler, status: int, body: Json) -> None:
@@ -92,7 +85,7 @@ def _messages(handler: Handler, body: Json) -> None:
     name = _tool([tool.get("name", "") for tool in body.get("tools", [])]) if _wants_tool(body) else ""
     block: Json = {"type": "text", "text": ANSWER}
     if name:
-        block = {"type": "tool_use", "id": "toolu_01", "name": name, "input": _arguments(name)}
+        block = {"type": "tool_use", "id": "toolu_01", "name": name, "input": CALL}
     stop = "tool_use" if name else "end_turn"
     message = {"id": "msg_01", "type": "message", "role": "assistant", "model": body["model"], "stop_sequence": None}
     if body.get("stream"):
@@ -120,12 +113,11 @@ def _message_events(start: Json, block: Json, stop: str) -> Iterator[Json]:
 
 
 def _responses(handler: Handler, body: Json) -> None:
-    name = _tool([tool.get("name", "") for tool in body.get("tools", [])]) if _wants_tool(body) else ""
     part = {"type": "output_text", "text": ANSWER, "annotations": []}
     item: Json = {"id": "msg_01", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
-    if name:
-        arguments = json.dumps(_arguments(name))
-        item = {"id": "fc_01", "type": "function_call", "call_id": "call_01", "name": name, "arguments": arguments}
+    if _wants_tool(body):
+        call = {"call_id": "call_01", "namespace": "functions", "name": "exec", "input": PROGRAM}
+        item = {"id": "ctc_01", "type": "custom_tool_call", "status": "completed", **call}
     used = {**USED, "total_tokens": 12, "input_tokens_details": {"cached_tokens": 0}}
     used["output_tokens_details"] = {"reasoning_tokens": 0}
     whole = {"id": "resp_01", "object": "response", "model": body["model"], "status": "completed", "output": [item]}
@@ -168,7 +160,10 @@ def v1beta(handler: Handler, rest: str) -> None:
 def _candidate(body: Json) -> Json:
     declared = [d["name"] for tool in body.get("tools", []) for d in tool.get("functionDeclarations", [])]
     name = _tool(declared) if _wants_tool(body) else ""
-    part: Json = {"functionCall": {"name": name, "args": _arguments(name)}} if name else {"text": ANSWER}
+    part: Json = {"functionCall": {"name": name, "args": CALL}} if name else {"text": ANSWER}
+    if body.get("generationConfig", {}).get("responseMimeType") == "application/json":
+        # which model is to be asked: what is not so is asked again for a minute and a half
+        part = {"text": json.dumps({"complexity_reasoning": "easy", "complexity_score": 1})}
     content = {"role": "model", "parts": [part]}
     used = {"promptTokenCount": 7, "candidatesTokenCount": 5, "totalTokenCount": 12}
     return {"candidates": [{"content": content, "finishReason": "STOP", "index": 0}], "usageMetadata": used}
