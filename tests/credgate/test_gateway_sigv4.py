@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
-from tests.credgate.gateway_rig import POLICY, Rig, rig, server_tls
+from credgate.runs import Listener, Run
+from tests.credgate.gateway_rig import POLICY, Rig, listening, rig, server_tls
 from tests.targets.aws import Aws
 from tests.targets.pki import Authority as TargetCa
 
 KEY, SECRET, TOKEN = "AKIAREALREALREALREAL", "realSecretKey/0123456789+abcdefghijklmnop", "sessionTOKEN/real=="
+OTHERS_DECOY = "AKIADECOYOFANOTHER01"
 DECOY, DECOY_SECRET = "AKIADECOYDECOYDECOY1", "decoydecoydecoydecoydecoydecoydecoydecoy"
 S3, DYNAMODB = "s3.eu-central-1.amazonaws.com", "dynamodb.eu-central-1.amazonaws.com"
 ENDPOINT = """
@@ -57,8 +60,7 @@ async def site(tmp: Path, *, token: str = "", secret: str = SECRET, sign: str = 
         'bindings = ["token", "swap", "h2"]', 'bindings = ["token", "s3", "dynamodb"]'
     )
     try:
-        async with rig(tmp, policy=text, test_ca=ca) as r:
-            r.run.decoys = {"s3": DECOY, "dynamodb": DECOY}
+        async with rig(tmp, policy=text, test_ca=ca, decoys={"s3": DECOY, "dynamodb": DECOY}) as r:
             r.vault.values["aws"] = f"{KEY}:{secret}:{token}" if token else f"{KEY}:{secret}"
             yield r, aws
     finally:
@@ -219,3 +221,44 @@ def test_what_is_not_signed_anew_never_arrives(tmp_path: Path) -> None:
         assert r.good.seen == []
 
     check(tmp_path, work)
+
+
+async def beside(r: Rig, name: str, bindings: tuple[str, ...], decoys: dict[str, str]) -> Rig:
+    """The clients' side of a run beside the first, which lives on; it reaches both services."""
+    sock, own = listening(), r.run
+    role = replace(own.policy.roles["dev"], bindings=bindings, endpoints=("s3", "dynamodb"))
+    port = int(sock.getsockname()[1])
+    policy = replace(own.policy, roles={**own.policy.roles, name: role})
+    run = Run(
+        id=name, policy=policy, role=name, gateway_ip="127.0.0.98", proxy_port=port, decoys=decoys, proof="proof-2"
+    )
+    await r.gateway.serve(run, [Listener(sock=sock, port=port, proxy=True)])
+    return replace(r, proxy=port)
+
+
+def test_a_run_signs_by_its_own_decoy_alone(tmp_path: Path) -> None:
+    """Wrong run: one without the binding, and one that has it and decoys of its own."""
+
+    def asked(r: Rig, key: str) -> str:
+        try:
+            client(r, "s3", S3, key=key).list_objects_v2(Bucket="b")
+        except ClientError as error:
+            return str(error)
+        return "ok"
+
+    async def main() -> None:
+        async with site(tmp_path) as (r, aws):
+            bare = await beside(r, "bare", (), {})
+            other = await beside(r, "other", ("s3",), {"s3": OTHERS_DECOY})
+            for side, key in ((bare, DECOY), (bare, OTHERS_DECOY), (other, DECOY), (r, OTHERS_DECOY)):
+                assert "403" in await asyncio.to_thread(asked, side, key)
+            assert aws.seen == []
+            assert [line["reason"] for line in r.records("deny")] == ["placeholder_misplaced"] * 4
+            assert "AccessDenied" in await asyncio.to_thread(asked, bare, "AKIAOFNOBODYOFNOBODY")
+            assert [(a.signed, "authorization" in a.headers) for a in aws.seen] == [("", False)]
+            assert r.vault.fetched == []
+            for side, key in ((r, DECOY), (other, OTHERS_DECOY)):  # control
+                assert await asyncio.to_thread(asked, side, key) == "ok"
+            assert [a.signed for a in aws.seen[1:]] == [KEY, KEY]
+
+    asyncio.run(main())
