@@ -15,6 +15,9 @@ COMMANDS = {
     "log": "show, follow, verify the ledger",
     "reconcile": "hold the ledger against the targets' own records",
     "gateway": "start, stop, ask the daemon",
+    "diff": "what a run changed in its copy of the work tree",
+    "apply": "take over what a run changed in its copy",
+    "discard": "throw a run's copy away",
     "ps": "list the live runs",
     "kill": "end a run",
     "revoke": "take rights of live runs back",
@@ -22,7 +25,6 @@ COMMANDS = {
     "prove": "show each guard of the jail, with its control",
     "doctor": "what this host can enforce",
 }
-LATER = ("diff", "apply", "discard")
 USAGE = 2
 
 
@@ -58,9 +60,6 @@ def main(argv: list[str]) -> int:
     name = argv[0]
     if name in COMMANDS:
         return _call(name, argv[1:])
-    if name in LATER:
-        print(f"error: {name}: not yet in this version\nhint: credgate --help lists what is there", file=sys.stderr)
-        return USAGE
     print(
         f"error: got command {name!r}, expected one of: {', '.join(COMMANDS)}\nhint: credgate --help", file=sys.stderr
     )

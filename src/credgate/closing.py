@@ -5,6 +5,7 @@ import os
 from typing import TYPE_CHECKING
 
 from credgate import exitreport
+from credgate.copies import CopyEnd
 from credgate.evidence import Evidence
 from credgate.parts import Ending, record_end
 from credgate.peer import wake
@@ -41,8 +42,9 @@ async def close(session: "Session", ending: Ending) -> None:
         session.parts.reserved.drop(session.run.id)
     left: exitreport.ExitReport | None = None
     with session.going_on("look for what the host would execute"):
-        if session.ready and session.spec.workdir_write:
+        if session.ready and session.spec.host_written:
             left = await asyncio.to_thread(exitreport.exit_report, session.look)
+    copied = await _copied(session) if session.spec.overlay is not None else None
     with session.going_on("record the end"):
         record_end(session.parts.ledger, session.run, ending, seen, exitreport.fields(left))
     session.berth.close()
@@ -53,14 +55,34 @@ async def close(session: "Session", ending: Ending) -> None:
     with session.going_on("end the berth"):
         await asyncio.to_thread(session.parts.keeper.release, session.berth.id)
     session.parts.claims.drop(session.run.id)
-    await _tell_end(session, ending, seen, left)
+    await _tell_end(session, ending, seen, left, copied)
     session.peer.close()
 
 
-async def _tell_end(session: "Session", ending: Ending, seen: Evidence, left: exitreport.ExitReport | None) -> None:
+async def _copied(session: "Session") -> CopyEnd | None:
+    """What became of the run's copy of its work tree; None where the run never began."""
+    if not session.ready:
+        with session.going_on("throw the copy away"):
+            await asyncio.to_thread(session.parts.copies.forget, session.run.id)
+        return None
+    changed: int | None = None
+    with session.going_on("look through the copy"):
+        changed = await asyncio.to_thread(session.parts.copies.finish, session.run.id)
+    return CopyEnd(session.run.id, changed)
+
+
+async def _tell_end(
+    session: "Session",
+    ending: Ending,
+    seen: Evidence,
+    left: exitreport.ExitReport | None,
+    copied: CopyEnd | None,
+) -> None:
     body = {"ev": "ended", "run": session.run.id, "status": ending.status, "reason": ending.reason}
     if left is not None:
         body |= {"files": left.to_json(), "left": left.sentences()}
+    if copied is not None:
+        body |= {"copy": {"changed": copied.changed}, "left": [copied.sentence()]}
     told = {"requests": session.run.requests(), "seen": seen.sentence(), **seen.to_json()}
     await session.tell(body | told)
 

@@ -82,6 +82,7 @@ async def open_session(
     except BaseException:
         parts.claims.drop(run_id)
         parts.reserved.drop(run_id)
+        await asyncio.to_thread(parts.copies.forget, run_id)
         berth.close()
         if listener is not None:
             listener.close()
@@ -160,7 +161,9 @@ async def _claim(parts: Parts, spec: JailSpec, chosen: Effective, parent: Sessio
     """Take the work tree, and what is reserved in it. Raises CredgateError where another run stands in the way."""
     ancestors = () if parent is None else parent.lineage()  # what a child lends them they have already
     parts.claims.take(spec.run, spec, (chosen.policy.sha256, chosen.role), ancestors)
-    if spec.workdir_write:
+    if spec.overlay is not None:
+        await asyncio.to_thread(parts.copies.take, parts.places, spec, chosen.policy.roles[chosen.role])
+    elif spec.workdir_write:
         await asyncio.to_thread(note_written, parts.places, spec.workdir)
         parts.reserved.take(spec.run, spec.protected)
 

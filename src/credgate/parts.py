@@ -4,6 +4,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from credgate.copies import Copies
 from credgate.errors import CredgateError
 from credgate.evidence import Evidence
 from credgate.gateway.server import Gateway
@@ -46,6 +47,7 @@ class Parts:
     stand: StandProcess
     reserved: Reserved
     claims: Claims = field(default_factory=Claims)
+    copies: Copies = field(default_factory=Copies)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -69,6 +69,11 @@ class Places:
         return self.state / "sealed"
 
     @property
+    def copies(self) -> Path:
+        """Directory of the copies of work trees that runs made, until they are taken over or thrown away."""
+        return self.state / "copies"
+
+    @property
     def secrets(self) -> Path:
         """Index of the secrets that `secret set` stored: names and backends, no values."""
         return self.state / "secrets.json"

@@ -16,6 +16,7 @@ from typing import Any
 from credgate import hostsockets
 from credgate.clientenv import Inside, build_environment, git_beside
 from credgate.command import CREDENTIALS, Command, Host, find_command
+from credgate.copies import overlay
 from credgate.errors import CredgateError
 from credgate.paths import Places
 from credgate.policyfile import Effective
@@ -116,7 +117,7 @@ def work_tree(asked: Asked, role: Role, person: Person, places: Places) -> tuple
         )
     refuse_planted(os.path.normpath(Path(asked.cwd, chosen)), written_before(places))
     _refuse_exposing(real, person, places)
-    write = role.workdir is Workdir.WRITE and not asked.read_only
+    write = role.workdir is not Workdir.READ and not asked.read_only
     if write and not os.access(real, os.W_OK):
         raise PrepareError(
             "workdir_not_writable", f"{real}: {person.name} can't write it, the role wants to", "or give --read-only"
@@ -320,6 +321,7 @@ def jail_spec(
         links=lent.links,
         files=seeded(role.agent, person.home, cwd, decoys, [lent.workdir, *lent.trees]),
         protected=lent.protected,
+        overlay=overlay(places, run) if lent.write and role.workdir is Workdir.COPY else None,
         trust=trust.mounts,
         landlock=_landlock(person.home, lent.workdir if lent.write else "", userns=role.allow_userns),
         check={"denied_name": CHECK_NAME, "bundle": INSIDE_BUNDLE, "bundle_sha256": trust.bundle_sha256},

@@ -16,6 +16,7 @@ from typing import Any
 from jail import berthfacts, inherited, readback
 from jail.guards import GROUPS
 from jail.keeper_client import Berth
+from jail.mounts import overlay_options
 from jail.plan import CANARY_AT, DEVICES, JailSpec, private_trees, rlimit_processes
 
 # Fields of readback.Facts by the group that guards name.
@@ -119,6 +120,7 @@ def expected(spec: JailSpec, berth: Berth, groups: tuple[int, ...]) -> readback.
         },
         writable=writable(spec),
         mounted=frozenset(protected(spec)),
+        overlays=overlays(spec),
         filters=filters + 1,
     )
 
@@ -130,6 +132,14 @@ def writable(spec: JailSpec) -> frozenset[str]:
     devices = {f"/dev/{name}" for name in DEVICES}
     work = {spec.workdir, *spec.protected.pins} if spec.workdir_write else set()
     return frozenset({*private_trees(spec.home), "/proc", *devices, *work})
+
+
+def overlays(spec: JailSpec) -> dict[str, frozenset[str]]:
+    """What the mount table must show of a copy: the host's tree below, our directory above."""
+    if spec.overlay is None:
+        return {}
+    options = overlay_options(spec.workdir, spec.overlay.upper, spec.overlay.work)
+    return {spec.workdir: frozenset(f"{name}={value}" for name, value in options.items() if value is not None)}
 
 
 def protected(spec: JailSpec) -> Iterator[str]:

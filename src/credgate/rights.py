@@ -126,7 +126,7 @@ def read_again(session: Session, ceiling: Path = CEILING) -> Effective:
         read_only=not spec.workdir_write,
         ceiling=ceiling,
     )
-    if spec.workdir_write and inside(found.path, workdir):  # this jail can write it, whatever the role says by now
+    if spec.host_written and inside(found.path, workdir):  # this jail can write it, whatever the role says by now
         check_trusted(found.path, found.data, state)
         check_tree(found, chosen.policy)
     return chosen

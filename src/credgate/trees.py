@@ -44,7 +44,7 @@ class Claims:
 
         Two live runs of different rights don't share a tree that one may write: one could lend the other what it has.
         """
-        written = (spec.workdir,) if spec.workdir_write else ()
+        written = (spec.workdir,) if spec.host_written else ()
         mine = Claim(identity=identity, shown=(spec.workdir, *(t.path for t in spec.trees)), written=written)
         for other, theirs in self._live.items():
             if other not in lineage and theirs.identity != identity and (tree := _shared(mine, theirs)):

@@ -68,6 +68,9 @@ def _failed(op: Operation, error: OSError) -> JailError:
     if "from" in op:
         what += f" from {os.fsencode(op['from'])!r}"
     hint = hostcauses.mounting(op["op"], error.errno or 0)
+    if op["op"] == "overlay" and error.errno == errno.EINVAL:
+        hint = "no copy can be made of a tree that holds mount points, or into state on such a file system: choose a "
+        hint += "narrower tree, or set XDG_STATE_HOME to a directory on ext4, xfs or btrfs"
     if error.errno in (errno.ENOENT, errno.ELOOP):
         hint = "a symlink on the way, or the path vanished after the plan was made"
     return JailError("mount_failed", f"{what}: {error.strerror}", hint, error.errno or 0)
@@ -108,6 +111,8 @@ def _openat2(directory: int, path: str, flags: int, resolve: int) -> int:
 
 def _open_source(op: Operation) -> int:
     """A detached, private copy of the source's mount tree, restricted already; -1 where there is no source."""
+    if op["op"] == "overlay":
+        return _open_overlay(op)
     if op["op"] not in ("bind", "device"):
         return -1
     attributes = MOUNT_ATTR_NOSUID
@@ -121,6 +126,39 @@ def _open_source(op: Operation) -> int:
             os.close(found)
     except OSError as error:
         raise _failed(op, error) from None
+
+
+def _open_overlay(op: Operation) -> int:
+    """A detached overlay of the work tree, made while the host's paths are still there. Its layers are named by path,
+    as mountinfo shows them to the read-back; that none became another directory meanwhile is looked at afterwards.
+    """
+    layers = [op["from"], op["upper"], op["work"]]
+    found: list[int] = []
+    try:
+        found += [_layer(path) for path in layers]
+        tree = _filesystem("overlay", overlay_options(*layers), MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
+        found += [_layer(path) for path in layers]
+        seen = [(facts.st_dev, facts.st_ino) for facts in map(os.fstat, found)]
+    except OSError as error:
+        raise _failed(op, error) from None
+    finally:
+        for descriptor in found:
+            os.close(descriptor)
+    if seen[:3] != seen[3:]:
+        raise JailError("mount_failed", f"overlay at {os.fsencode(op['at'])!r}: a layer was replaced meanwhile")
+    return tree
+
+
+def _layer(path: str) -> int:
+    return _openat2(AT_FDCWD, path, os.O_PATH | os.O_DIRECTORY, RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)
+
+
+def overlay_options(lower: str, upper: str, work: str) -> dict[str, str | None]:
+    """Of overlayfs (Documentation/filesystems/overlayfs.rst). userxattr: trusted.* is closed to a user namespace. In
+    `lowerdir` a colon separates layers, and a backslash takes that from it.
+    """
+    escaped = lower.replace("\\", "\\\\").replace(":", "\\:")
+    return {"userxattr": None, "lowerdir": escaped, "upperdir": upper, "workdir": work}
 
 
 def _clone(found: int, attributes: int) -> int:
@@ -141,7 +179,7 @@ def _filesystem(kind: str, options: dict[str, str | None], attributes: int) -> i
     try:
         for key, value in options.items():
             command = FSCONFIG_SET_FLAG if value is None else FSCONFIG_SET_STRING
-            syscall("fsconfig", context, command, key.encode(), None if value is None else value.encode(), 0)
+            syscall("fsconfig", context, command, key.encode(), None if value is None else os.fsencode(value), 0)
         syscall("fsconfig", context, FSCONFIG_CMD_CREATE, None, None, 0)
         return syscall("fsmount", context, FSMOUNT_CLOEXEC, attributes)
     finally:
@@ -349,6 +387,7 @@ def _pivot(root: int) -> None:
 
 _APPLY = {
     "bind": _bind,
+    "overlay": _bind,
     "device": _device,
     "tmpfs": _tmpfs,
     "proc": _proc,

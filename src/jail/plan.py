@@ -117,6 +117,14 @@ class Protection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Overlay:
+    """Where a copy of the work tree keeps what is written: `upper`, and `work` for the kernel's own use."""
+
+    upper: str
+    work: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JailSpec:
     """All that a plan is computed from; sizes in bytes, times in seconds."""
 
@@ -126,7 +134,7 @@ class JailSpec:
     user: str
     home: str
     workdir: str
-    workdir_write: bool
+    workdir_write: bool  # whether the jail may write at it
     cwd: str
     argv: tuple[str, ...]
     exe: str  # path inside the jail that is exec'd
@@ -138,6 +146,7 @@ class JailSpec:
     files: tuple[tuple[str, str], ...] = ()  # (path below the home, text): of its user alone, writable
     trust: tuple[tuple[str, str], ...] = ()  # (host path, path inside): bundles and trust stores, read-only
     protected: Protection = field(default_factory=Protection)
+    overlay: Overlay | None = None  # then what is written lands there, and the host's work tree is only read
     canary: str = ""  # host path of a file that is bound in and hidden, so that an attempt can show that hiding works
     children: str = ""  # host path of the socket that child runs are asked for at, "" where the role has none
     client: str = ""  # text of the program that asks
@@ -155,6 +164,11 @@ class JailSpec:
     landlock: dict[str, Any] = field(default_factory=dict)  # of jail.landlock.plan_for
     seccomp: str = ""  # the filter's bytes, hex
     check: dict[str, str] = field(default_factory=dict)  # of the look from inside: denied name, bundle, its sha256
+
+    @property
+    def host_written(self) -> bool:
+        """Whether what the jail writes lands in the host's work tree."""
+        return self.workdir_write and self.overlay is None
 
 
 def under(path: str, tree: str) -> bool:
@@ -203,7 +217,7 @@ def mounts(spec: JailSpec) -> list[dict[str, Any]]:
     layers = [_tmpfs("/tmp", 1024, 0o1777), _tmpfs("/var/tmp", 256, 0o1777), _tmpfs("/run", 64, 0o755)]  # noqa: S108 - the jail's
     layers.append(_tmpfs(spec.home, 1024, 0o700))
     binds = [{"op": "bind", "from": t.path, "at": t.path, "write": t.write} for t in _outermost(spec)]
-    binds.append({"op": "bind", "from": spec.workdir, "at": spec.workdir, "write": spec.workdir_write})
+    binds.append(_work_tree(spec))
     ordered = sorted(layers + binds, key=lambda op: len(PurePosixPath(op["at"]).parts))
     return [
         *_as_on_host(spec.system),
@@ -217,6 +231,13 @@ def mounts(spec: JailSpec) -> list[dict[str, Any]]:
         *_children(spec),
         *_protected(spec),
     ]
+
+
+def _work_tree(spec: JailSpec) -> dict[str, Any]:
+    made = {"from": spec.workdir, "at": spec.workdir}
+    if spec.overlay is None:
+        return {"op": "bind", **made, "write": spec.workdir_write}
+    return {"op": "overlay", **made, "upper": spec.overlay.upper, "work": spec.overlay.work}
 
 
 def _tmpfs(at: str, mebibytes: int, mode: int) -> dict[str, Any]:

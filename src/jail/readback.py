@@ -8,7 +8,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 MOST = 4 << 20  # bytes of one file; the longest, mountinfo, has a few hundred a mount
@@ -40,6 +40,7 @@ class Mount:
     root: str
     options: frozenset[str]
     kind: str
+    layers: frozenset[str] = frozenset()  # of an overlay: its file system's own options
 
 
 type Limit = tuple[int | None, int | None]  # soft, hard; None: unlimited
@@ -83,7 +84,8 @@ class Expected:
     namespaces: inodes that must be these (at least the berth's user and net). foreign: the host's, that no namespace
     may be. groups: None where they could not be dropped (rootless); they are then listed, not judged. limits: the most
     that each of LIMITS may be (core is 0 in any case); compare raises KeyError where one is left out. writable: mount
-    points that may be writable. mounted: those that must be there. filters: in all, so one more than the daemon has.
+    points that may be writable. mounted: those that must be there. overlays: options that the overlay at a mount point
+    must show. filters: in all, so one more than the daemon has.
     """
 
     pid_inside: int
@@ -96,6 +98,7 @@ class Expected:
     limits: Mapping[str, int]
     writable: frozenset[str]
     mounted: frozenset[str] = frozenset()
+    overlays: Mapping[str, frozenset[str]] = field(default_factory=dict)
     filters: int = 1
     start: int | None = None
 
@@ -175,10 +178,21 @@ def _bounds(expected: Expected, facts: Facts) -> Iterator[Difference]:
                 yield Difference(field=f"mounts.{mount.at}", expected="ro", got=",".join(sorted(mount.options)))
         for at in sorted({"/", *expected.mounted} - {mount.at for mount in facts.mounts}):
             yield Difference(field=f"mounts.{at}", expected="mounted", got="none")
+        yield from _overlays(expected, facts.mounts)
     for name, inside in (("uid_map", expected.uid), ("gid_map", expected.gid)):
         rows = getattr(facts, name)
         if not isinstance(rows, NotShown) and [(first, count) for first, _, count in rows] != [(inside, 1)]:
             yield Difference(field=name, expected=f"{inside} alone", got=_text(rows))
+
+
+def _overlays(expected: Expected, mounts: tuple[Mount, ...]) -> Iterator[Difference]:
+    """The topmost mount at each place is the overlay that the plan names, with the layers that it names."""
+    shown = {mount.at: mount for mount in mounts}
+    for at, wanted in expected.overlays.items():
+        mount = shown.get(at)
+        if mount is None or mount.kind != "overlay" or not wanted <= mount.layers:
+            got = "none" if mount is None else f"{mount.kind} {','.join(sorted(mount.layers))}"
+            yield Difference(field=f"mounts.{at}", expected=f"overlay {','.join(sorted(wanted))}", got=got)
 
 
 def beside(expected: Expected, first: Facts, *, pid_inside: int) -> Expected:
@@ -253,7 +267,9 @@ def parse_mounts(text: str) -> tuple[Mount, ...]:
         if not dash or len(cells) < 6:
             raise ValueError(f"line {line!r}")
         at, root, options = _unescaped(cells[4]), _unescaped(cells[3]), frozenset(cells[5].split(","))
-        found.append(Mount(at=at, root=root, options=options, kind=right.split(" ")[0]))
+        kind, _, rest = right.partition(" ")
+        layers = frozenset(map(_unescaped, rest.rpartition(" ")[2].split(","))) if kind == "overlay" else frozenset()
+        found.append(Mount(at=at, root=root, options=options, kind=kind, layers=layers))
     return tuple(found)
 
 

@@ -71,8 +71,9 @@ def _check_role(report: Report, policy: Policy, role: Role, ceiling: Policy, abo
             _check_proxy(report, policy, endpoint.proxy, ceiling)
     for name in role.bindings:
         _check_binding(report, policy, policy.bindings[name], ceiling, above)
-    if role.workdir is Workdir.WRITE and above.workdir is not Workdir.WRITE:
-        report.add(f"{where}.workdir", f'got "write", the ceiling\'s role {above.name} has "{above.workdir}"', _HINT)
+    if list(Workdir).index(role.workdir) > list(Workdir).index(above.workdir):
+        told = f'got "{role.workdir}", the ceiling\'s role {above.name} has "{above.workdir}"'
+        report.add(f"{where}.workdir", told, _HINT)
     _check_switches(report, role, above)
     _check_lists(report, where, role, above)
 

@@ -35,7 +35,7 @@ def intersect(child: Role, parent: Role, policy: Policy) -> Role:
         name=child.name,
         bindings=bindings,
         endpoints=tuple(n for n in policy.endpoints if n in reached[0] and n in reached[1] and n not in bound),
-        workdir=Workdir.WRITE if child.workdir is parent.workdir is Workdir.WRITE else Workdir.READ,
+        workdir=min(child.workdir, parent.workdir, key=list(Workdir).index),
         tools=_paths(child.tools, parent.tools),
         read=_paths(child.read, parent.read),
         readonly=tuple(dict.fromkeys((*child.readonly, *parent.readonly))),

@@ -9,7 +9,7 @@ from rules.load_agents import agent_of
 from rules.parse import METHODS
 from rules.policy import Budget, Limits, OnAlarm, Role, TestCase, Workdir
 from rules.reasons import Reason
-from rules.tables import NOT_YET, Table, closest, show
+from rules.tables import Table, closest, show
 from rules.treenames import TreePattern, TreePatternError
 
 ROLE_KEYS = (
@@ -38,7 +38,7 @@ def _role(name: str, table: Table, agents: Mapping[str, Agent]) -> Role:
         name=name,
         bindings=table.texts("bindings"),
         endpoints=table.texts("endpoints"),
-        workdir=_workdir(table),
+        workdir=table.choice("workdir", Workdir, Workdir.READ),
         tools=_paths(table, "tools"),
         read=_paths(table, "read"),
         readonly=_patterns(table, "readonly"),
@@ -71,13 +71,6 @@ def _budget(table: Table) -> Budget:
         requests=table.number("requests", 0, low=1, high=10**12) or None,
         bytes_out=_size(table, "bytes_out", 0, low=0) or None,
     )
-
-
-def _workdir(table: Table) -> Workdir:
-    if table.text("workdir", "read") == "copy":
-        table.fault("workdir", NOT_YET, 'write "read" or "write"')
-        return Workdir.READ
-    return table.choice("workdir", Workdir, Workdir.READ)
 
 
 def _paths(table: Table, key: str) -> tuple[str, ...]:

@@ -78,9 +78,10 @@ class OnAlarm(StrEnum):
 
 
 class Workdir(StrEnum):
-    """How the work tree is seen in the jail."""
+    """How the work tree is seen in the jail, the narrowest first. COPY: writable there alone, the host's stays."""
 
     READ = "read"
+    COPY = "copy"
     WRITE = "write"
 
 

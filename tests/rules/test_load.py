@@ -532,7 +532,6 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     ),
     "role binding": ("role.r.bindings[0]", "no binding is called", MINIMAL + ROLE + 'bindings = ["b"]\n'),
     "role endpoint": ("role.r.endpoints[0]", 'did you mean "e"?', MINIMAL + HOST + ROLE + 'endpoints = ["ee"]\n'),
-    "workdir copy": ("role.r.workdir", "not yet", MINIMAL + ROLE + 'workdir = "copy"\n'),
     "workdir": ("role.r.workdir", 'did you mean "write"?', MINIMAL + ROLE + 'workdir = "wrtie"\n'),
     "state": ("role.r.state", "not yet", MINIMAL + ROLE + 'state = ["~/.x"]\n'),
     "readonly": ("role.r.readonly[0]", "whole path", MINIMAL + ROLE + 'readonly = ["/x"]\n'),

@@ -59,7 +59,7 @@ default_role = "dev"
 [role.dev]
 bindings = []                   # ["github"]
 endpoints = []                  # targets that are reached without a secret
-workdir = "read"                # or "write"
+workdir = "read"                # or "write", "copy"
 env = ["TERM", "COLORTERM", "LANG", "EDITOR"]
 
 # Cases for `credgate policy test`.

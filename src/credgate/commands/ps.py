@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from credgate import controlclient
+from credgate.copystore import listed
 from credgate.errors import CredgateError, print_error
 from credgate.evidence import ATTEMPTS
 from credgate.paths import Places
@@ -21,14 +22,20 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     try:
         runs = _runs()
+        kept = [copy.meta for copy in listed(Places.from_env(os.environ))]
     except CredgateError as error:
         return print_error(error)
     if options.json:
-        print(json.dumps({"runs": runs}))
+        copies = [{"run": meta.run, "workdir": meta.tree, "role": meta.role} for meta in kept]
+        print(json.dumps({"runs": runs, "copies": copies}))
         return 0
     print(f"{'RUN':<14} {'ROLE':<12} {'ALLOW':>6} {'DENY':>6} {'OFF ROUTE':>9} {'REFUSED':>7}  WORK TREE")
     for run in runs:
         print(_line(run))
+    live = {run["run"] for run in runs}
+    for meta in kept:
+        if meta.run not in live:
+            print(f"{meta.run}: ended, its copy of {escape(meta.tree)} is kept: credgate diff, apply or discard it")
     return 0
 
 

@@ -1,0 +1,223 @@
+"""Take over what a run changed in its copy: into the host's work tree, a path at a time, and nothing of the host's is
+lost. What the host changed since the run began stands, and the path is refused.
+
+A file is written beside its place and put there by one rename(2): with RENAME_NOREPLACE where nothing was, with
+RENAME_EXCHANGE where something was, which is looked at once it is out of the way and put back where it is not what the
+run began with. No link is followed, on neither side. Taken over are files, directories and links, with permissions and
+no other bit, as this user's own.
+"""
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from credgate.beneath import RENAME_EXCHANGE, RENAME_NOREPLACE, Beneath, rename
+from credgate.copylook import CHANGED, CHUNK, PERMISSIONS, Change, Kind, ancestors, changes, opened_tree
+from credgate.copystore import Copy, CopyError, Entry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """taken: what was taken over. left: what was asked for and was not, each with why. apart: what must be named."""
+
+    taken: tuple[Change, ...]
+    left: tuple[tuple[Change, str], ...]
+    apart: tuple[Change, ...]
+    whole: bool  # nothing is left in the copy
+
+
+class _Stands(Exception):
+    """The host's own stands against it; said in words."""
+
+
+type _Step = Callable[[Beneath, Beneath, Change], None]
+
+
+def relative_to(copy: Copy, cwd: str, path: str) -> str:
+    """A path of the command line as one of the tree: absolute, below the current directory where that is in the tree,
+    or below the tree. Raises CopyError.
+    """
+    tree = copy.meta.tree
+    base = cwd if os.path.commonpath([cwd, tree]) == tree else tree
+    whole = os.path.normpath(os.path.join(base, path))  # noqa: PTH118 - surrogates
+    if os.path.commonpath([whole, tree]) != tree:
+        raise CopyError("path_outside", f"{path}: not in {tree}", "name paths as `credgate diff` does")
+    return os.path.relpath(whole, tree)
+
+
+def apply(copy: Copy, paths: Sequence[str]) -> Applied:
+    """Take over the paths and what is below them; without any, everything that need not be named.
+
+    Raises CopyError for a path of which nothing was changed, OSError, PlaceError.
+    """
+    found = changes(copy)
+    chosen, apart = _chosen(found, paths)
+    taken: list[Change] = []
+    left: list[tuple[Change, str]] = []
+    with Beneath(str(copy.upper)) as upper, opened_tree(copy) as tree:
+        for change, step in _steps(chosen):
+            why = change.refused or change.conflict or _tried(step, upper, tree, change)
+            if why:
+                left.append((change, why))
+            else:
+                taken.append(change)
+    whole = not left and not apart and len({id(c) for c in chosen}) == len(found)
+    return Applied(taken=tuple(taken), left=tuple(left), apart=tuple(apart), whole=whole)
+
+
+def _chosen(found: Sequence[Change], paths: Sequence[str]) -> tuple[list[Change], list[Change]]:
+    """What is to be taken over, and what was passed over since it was not named itself."""
+    named = set(paths) - {"."}
+    every = not paths or "." in paths
+    for path in named:
+        if not any(c.path == path or c.path.startswith(path + "/") for c in found):
+            raise CopyError("path_unchanged", f"{path}: the run changed nothing there", "see `credgate diff`")
+    asked = [c for c in found if every or c.path in named or not named.isdisjoint(ancestors(c.path))]
+    apart = [c for c in asked if c.naming and c.path not in named]
+    chosen = [c for c in asked if not c.naming or c.path in named]
+    # a new directory on the way to what is taken over is made as well, and what stood in its place goes
+    needed = {path for c in chosen if c.kind is not Kind.DELETED for path in ancestors(c.path)}
+    ways = [c for c in found if c.path in needed and c not in chosen]
+    return [*chosen, *ways], [c for c in apart if c not in ways]
+
+
+def _steps(chosen: Sequence[Change]) -> list[tuple[Change, _Step]]:
+    """Deletions from the inside, directories from the outside, files, then what may close a directory again."""
+    depth = {id(c): c.path.count("/") for c in chosen}
+    order: list[tuple[Change, _Step]] = []
+    gone = [c for c in chosen if c.kind is Kind.DELETED]
+    order += [(c, _delete) for c in sorted(gone, key=lambda c: -depth[id(c)])]
+    folders = [c for c in chosen if c.kind is Kind.ADDED and _is_directory(c)]
+    order += [(c, _make) for c in sorted(folders, key=lambda c: depth[id(c)])]
+    order += [(c, _put) for c in chosen if c.kind in (Kind.ADDED, Kind.MODIFIED) and not _is_directory(c)]
+    modes = [c for c in chosen if c.kind is Kind.MODE]
+    order += [(c, _mode) for c in sorted(modes, key=lambda c: -depth[id(c)])]
+    return order
+
+
+def _is_directory(change: Change) -> bool:
+    return change.after is not None and stat.S_ISDIR(change.after.mode)
+
+
+def _tried(step: _Step, upper: Beneath, tree: Beneath, change: Change) -> str:
+    """Why it could not be done; "" where it was."""
+    try:
+        step(upper, tree, change)
+    except _Stands as error:
+        return str(error)
+    except FileExistsError:
+        return "made on the host since the run began"
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EXDEV):
+            return "a link or another mount stands on the way"
+        return (error.strerror or str(error)).lower()
+    return ""
+
+
+def _beside() -> str:
+    return f".credgate-{secrets.token_hex(8)}"
+
+
+def _delete(_upper: Beneath, tree: Beneath, change: Change) -> None:
+    before = _known(change)
+    with tree.parent(change.path) as (folder, name):
+        if stat.S_ISDIR(before.mode):
+            os.rmdir(name, dir_fd=folder)
+            return
+        aside = _beside()
+        rename(folder, name, aside, RENAME_NOREPLACE)
+        if not _is_the_old(folder, aside, before):
+            rename(folder, aside, name, RENAME_NOREPLACE)  # where that fails it is left beside, and the error says so
+            raise _Stands(CHANGED)
+        os.unlink(aside, dir_fd=folder)
+
+
+def _make(_upper: Beneath, tree: Beneath, change: Change) -> None:
+    """A directory, which its owner can always write: what is in it comes later."""
+    with tree.parent(change.path) as (folder, name):
+        os.mkdir(name, 0o700, dir_fd=folder)
+    _chmod(tree, change.path, _after(change).mode & PERMISSIONS | 0o700)
+
+
+def _put(upper: Beneath, tree: Beneath, change: Change) -> None:
+    with tree.parent(change.path) as (folder, name):
+        aside = _beside()
+        made = -1
+        try:
+            _write(upper, folder, aside, change)
+            made = os.stat(aside, dir_fd=folder, follow_symlinks=False).st_ino
+            if change.before is None:
+                rename(folder, aside, name, RENAME_NOREPLACE)
+                return
+            rename(folder, aside, name, RENAME_EXCHANGE)
+            if not _is_the_old(folder, aside, change.before):
+                rename(folder, aside, name, RENAME_EXCHANGE)
+                raise _Stands(CHANGED)
+        except BaseException:
+            _drop_own(folder, aside, made)
+            raise
+        os.unlink(aside, dir_fd=folder)
+
+
+def _write(upper: Beneath, folder: int, name: str, change: Change) -> None:
+    """The copy's file, or link, under a name of our own; on the disk before it takes its place."""
+    if change.target:
+        os.symlink(change.target, name, dir_fd=folder)
+        return
+    after = _after(change)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with (
+        os.fdopen(upper.regular(change.path), "rb") as source,
+        os.fdopen(os.open(name, flags, 0o600, dir_fd=folder), "wb") as made,
+    ):
+        shutil.copyfileobj(source, made, CHUNK)
+        made.flush()
+        os.fchmod(made.fileno(), after.mode & PERMISSIONS)
+        os.utime(made.fileno(), ns=(after.mtime, after.mtime))
+        os.fsync(made.fileno())
+
+
+def _drop_own(folder: int, name: str, made: int) -> None:
+    """Remove what was written beside, and never the host's own, which could lie there after an exchange."""
+    with contextlib.suppress(FileNotFoundError):
+        if made in (-1, os.stat(name, dir_fd=folder, follow_symlinks=False).st_ino):
+            os.unlink(name, dir_fd=folder)
+
+
+def _mode(_upper: Beneath, tree: Beneath, change: Change) -> None:
+    facts = tree.facts(change.path)
+    if facts is None or not _known(change).holds(facts):
+        raise _Stands(CHANGED)
+    _chmod(tree, change.path, _after(change).mode & PERMISSIONS)
+
+
+def _chmod(tree: Beneath, path: str, mode: int) -> None:
+    descriptor = tree.open(path, os.O_PATH)
+    try:
+        if not stat.S_ISLNK(os.fstat(descriptor).st_mode):
+            os.chmod(f"/proc/self/fd/{descriptor}", mode)  # noqa: PTH101 - by the descriptor: no link is followed
+    finally:
+        os.close(descriptor)
+
+
+def _is_the_old(folder: int, name: str, before: Entry) -> bool:
+    """Whether what was moved aside is what the run began with; its change time is that of the move."""
+    facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    return replace(before, ctime=facts.st_ctime_ns) == Entry.of(facts)
+
+
+def _known(change: Change) -> Entry:
+    if change.before is None:
+        raise _Stands("nothing was there when the run began")
+    return change.before
+
+
+def _after(change: Change) -> Entry:
+    if change.after is None:
+        raise _Stands("nothing is in the copy")
+    return change.after

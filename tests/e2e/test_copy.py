@@ -1,0 +1,184 @@
+"""`workdir = "copy"`: what a run does to its work tree is seen by nobody until it is reviewed, and undone by one word."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import OrdinaryUser
+from tests.e2e.place import Live, Site, daemon_pid, module_site, one_error
+from tests.e2e.site import BIN, TIMEOUT
+
+pytestmark = pytest.mark.needs("userns", "netns", "nftables", "landlock", "seccomp", "git")
+place = pytest.fixture(scope="module")(module_site)
+
+COPY = 'version = 1\n[role.dev]\nworkdir = "copy"\nreadonly = ["deploy/"]\n'
+FILES = {
+    "src/main.py": "print()\n",
+    "src/data.bin": "\0\1",
+    "old/a": "a\n",
+    "old/deep/b": "b\n",
+    "keep": "kept\n",
+    ".env": "PASSWORD=hunter2-of-the-test\n",
+    ".envrc": "export A=1\n",
+    "tool.sh": "#!/bin/sh\n",
+}
+
+
+@pytest.fixture
+def site(place: Site) -> Site:
+    shutil.rmtree(place.work)
+    place.work.mkdir()
+    place.own(place.work)
+    place.policy(COPY)
+    for name, text in FILES.items():
+        place.write(f"work/{name}", text)
+    done = subprocess.run(
+        place.as_user(
+            [
+                "sh",
+                "-euc",
+                "git init -q -b main; ln -s keep link; ln keep second; chmod 755 tool.sh; mkdir -m 700 empty",
+            ]
+        ),
+        cwd=place.work,
+        env=place.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+def digest(tree: Path) -> str:
+    """Of everything in a tree: names, kinds, owners, modes, times, links, contents, and the inodes themselves."""
+    total = hashlib.sha256()
+    for folder, directories, files in os.walk(tree):
+        directories.sort()
+        for name in [".", *sorted(directories), *sorted(files)]:
+            path = Path(folder, name)
+            facts = path.lstat()
+            body = os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+            kept = (facts.st_mode, facts.st_uid, facts.st_gid, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+            total.update(repr((str(path), kept, facts.st_ino, facts.st_nlink, body)).encode())
+    return total.hexdigest()
+
+
+# Everything that an agent may do to a tree, at its worst. What is held fast stays in the jail too.
+HAVOC = """
+rm -rf src old keep link tool.sh empty second 2>/dev/null
+printf 'rewritten\\n' > keep; mkdir src; printf 'evil\\n' > src/main.py; ln -s /etc/passwd link
+find . -type f -exec sh -c 'echo x >> "$1"' _ {} \\; 2>/dev/null
+chmod -R 700 . 2>/dev/null; touch -d 2001-01-01 . 2>/dev/null; mkdir closed; echo x > closed/x; chmod 0 closed
+cat keep src/main.py
+"""
+
+
+def havoc(site: Site) -> str:
+    """Run it and return the run's id; what was done was seen inside."""
+    with Live(site, "sh", "-c", HAVOC) as live:
+        ended = live.end()
+        assert ended["copy"]["changed"] > 5, (ended, live.err)
+        assert "rewritten\nx\nevil\nx\n" in live.out
+    return live.run
+
+
+def test_havoc_is_undone_by_one_command(site: Site) -> None:
+    before = digest(site.work)
+    run = havoc(site)
+    assert digest(site.work) == before
+    changed = json.loads(site.credgate("diff", run, "--json").stdout)["changes"]
+    assert {("keep", "modified"), ("old/deep/b", "deleted"), ("link", "modified")} <= {
+        (c["path"], c["kind"]) for c in changed
+    }
+    assert not {c["path"] for c in changed} & {".vscode", ".github", "deploy", ".git/commondir", ".envrc"}
+    assert run in site.credgate("ps").stdout
+    done = site.credgate("discard", run)
+    assert done.returncode == 0, done.stderr
+    assert digest(site.work) == before
+    assert not (site.state / "copies" / run).exists()
+    one_error(site.credgate("diff", run).stderr)
+
+
+def test_the_same_where_the_tree_is_written(site: Site) -> None:
+    """The control: with `write` the same program changes the host's tree."""
+    site.policy(COPY.replace('"copy"', '"write"'))
+    before = digest(site.work)
+    site.run("sh", "-c", HAVOC)
+    assert digest(site.work) != before
+    (site.work / "closed").chmod(0o700)
+
+
+def test_some_paths_a_conflict_and_what_must_be_named(site: Site) -> None:
+    code = (
+        "echo new > src/main.py; echo two > keep; rm -r old; mkdir -p sub/.vscode; echo '{}' > sub/.vscode/tasks.json; "
+        "echo mine > conflict; echo A=1 > x.env; echo t >> tool.sh; chmod 700 tool.sh; ln -s ../../etc out; true"
+    )
+    with Live(site, "sh", "-c", code) as live:
+        run = live.run
+        assert live.end()["copy"]["changed"], live.err
+    site.write("work/keep", "the host's\n")
+    site.write("work/conflict", "the host's too\n")
+    shown = site.credgate("diff", run).stdout
+    assert "-print()" in shown and "+new" in shown and "D old/deep/b" in shown
+    done = site.credgate("apply", run, "src")
+    assert (done.returncode, done.stdout) == (0, "M src/main.py\n"), done.stderr
+    assert (site.work / "src/main.py").read_text() == "new\n" and (site.work / "old/a").exists()
+    done = site.credgate("apply", run)
+    assert done.returncode == 1
+    left = {line.split(":")[1].strip() for line in done.stderr.splitlines()}
+    assert left == {"keep", "conflict", "sub/.vscode", "sub/.vscode/tasks.json", "x.env", "out"}, done.stderr
+    assert (site.work / "keep").read_text() == "the host's\n"
+    assert (site.work / "conflict").read_text() == "the host's too\n"
+    assert not (site.work / "old").exists() and not (site.work / "out").is_symlink()
+    assert (site.work / "tool.sh").read_text() == "#!/bin/sh\nt\n" and (
+        site.work / "tool.sh"
+    ).stat().st_mode & 0o777 == 0o700
+    done = site.credgate("apply", run, "sub/.vscode/tasks.json", "x.env", "out")
+    assert done.returncode == 0, done.stderr
+    assert (site.work / "sub/.vscode/tasks.json").read_text() == "{}\n" and (site.work / "x.env").exists()
+    assert not [name for name in os.listdir(site.work) if name.startswith(".credgate-")]
+    assert {c["path"] for c in json.loads(site.credgate("diff", run, "--json").stdout)["changes"]} == {
+        "keep",
+        "conflict",
+    }
+    assert site.credgate("discard", run).returncode == 0
+
+
+def test_a_run_that_lives_and_one_that_changes_nothing(site: Site) -> None:
+    daemon_pid(site)
+    with Live(site, "sh", "-c", "echo up; echo x > new; read line") as live:
+        assert live.line() == "up\n"
+        for command in ("diff", "apply", "discard"):
+            done = site.credgate(command, live.run)
+            assert done.returncode == 1 and "has not ended" in one_error(done.stderr)[0]
+        assert not (site.work / "new").exists()
+    with Live(site, "cat", "keep") as live:
+        assert live.end()["copy"] == {"changed": 0}
+    assert not (site.state / "copies" / live.run).exists()
+
+
+@pytest.mark.needs("root")
+def test_started_by_root(site: Site, ordinary_user: OrdinaryUser) -> None:
+    before = digest(site.work)
+    env = {"HOME": "/root", "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
+    policy = site.home / "policy/policy.toml"
+    argv = [BIN / "credgate", "run", "--user", ordinary_user.name, "--policy", policy, "--", "sh", "-c", HAVOC]
+    kept = {"cwd": site.work, "capture_output": True, "text": True, "timeout": TIMEOUT, "check": False}
+    mine = {"HOME": str(ordinary_user.home), "PATH": "/usr/bin:/bin"}
+    try:
+        done = subprocess.run(argv, env=env, **kept)
+        assert "rewritten" in done.stdout, done.stderr
+        run = done.stderr.partition("credgate diff ")[2].split(",")[0]
+        assert digest(site.work) == before
+        gone = subprocess.run(site.as_user([BIN / "credgate", "discard", run]), env=mine, **kept)
+        assert gone.returncode == 0, gone.stderr
+        assert digest(site.work) == before
+        assert not (ordinary_user.home / ".local/state/credgate/copies" / run).exists()
+    finally:
+        subprocess.run(site.as_user([BIN / "credgate", "gateway", "stop"]), env=mine, **kept)
