@@ -127,10 +127,12 @@ class _Looking:
     def _entry(self, path: str, facts: os.stat_result) -> bool:
         """Enter what became of a path; True for a directory."""
         before, directory = self.start.get(path), stat.S_ISDIR(facts.st_mode)
-        if before is not None and directory != stat.S_ISDIR(before.mode):
-            self._gone(path)
-            before = None
         try:
+            if before is not None and directory != stat.S_ISDIR(before.mode):
+                host = self._host(path)
+                if host is None or stat.S_ISDIR(host.st_mode) != directory:  # not taken over yet
+                    self._gone(path)
+                before = None
             change = self._change(path, before, facts)
         except OSError as error:
             self._refuse(path, f"can't be read: {error.strerror}")

@@ -301,8 +301,7 @@ def jail_spec(
     cwd = os.path.realpath(asked.cwd)
     cwd = cwd if under(cwd, lent.workdir) else lent.workdir
     check_values(role, asked.env)
-    inside = _inside(policy, role, person, lent, network, cwd)
-    env = build_environment(asked.env, role.env, asked.env_names, decoys, inside)
+    shown = _inside(policy, role, person, lent, network, cwd)
     spec = JailSpec(
         run=run,
         uid=person.uid,
@@ -314,7 +313,7 @@ def jail_spec(
         cwd=cwd,
         argv=asked.argv,
         exe=lent.command.exe,
-        env=tuple(env.items()),
+        env=tuple(build_environment(asked.env, role.env, asked.env_names, decoys, shown).items()),
         system=_entries(SYSTEM),
         etc=_entries([f"/etc/{name}" for name in ETC_ALLOWED]),
         trees=tuple(Tree(path=tree) for tree in lent.trees),

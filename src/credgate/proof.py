@@ -16,7 +16,7 @@ from typing import Any
 from jail import berthfacts, inherited, readback
 from jail.guards import GROUPS
 from jail.keeper_client import Berth
-from jail.mounts import overlay_options
+from jail.overlays import overlay_options
 from jail.plan import CANARY_AT, DEVICES, JailSpec, private_trees, rlimit_processes
 
 # Fields of readback.Facts by the group that guards name.

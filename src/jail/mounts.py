@@ -15,6 +15,7 @@ import struct
 
 from jail import hostcauses
 from jail.errors import JailError
+from jail.overlays import overlay_options
 from jail.plantypes import Operation
 from jail.syscalls import syscall
 
@@ -151,14 +152,6 @@ def _open_overlay(op: Operation) -> int:
 
 def _layer(path: str) -> int:
     return _openat2(AT_FDCWD, path, os.O_PATH | os.O_DIRECTORY, RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)
-
-
-def overlay_options(lower: str, upper: str, work: str) -> dict[str, str | None]:
-    """Of overlayfs (Documentation/filesystems/overlayfs.rst). userxattr: trusted.* is closed to a user namespace. In
-    `lowerdir` a colon separates layers, and a backslash takes that from it.
-    """
-    escaped = lower.replace("\\", "\\\\").replace(":", "\\:")
-    return {"userxattr": None, "lowerdir": escaped, "upperdir": upper, "workdir": work}
 
 
 def _clone(found: int, attributes: int) -> int:

@@ -32,7 +32,11 @@ class Naming:
         if executed is not None and executed.when is When.UNASKED:
             return f"executed by the host unasked: {executed.who}"
         folder, _, name = path.rpartition("/")
-        if self.hiding.directory(path) or self.hiding.file(folder, name) in (Kind.HIDDEN, Kind.UNLESS_PUBLIC):
+        ways = [path[:end] for end, char in enumerate(path) if char == "/"]
+        if any(map(self.hiding.directory, [*ways, path])) or self.hiding.file(folder, name) in (
+            Kind.HIDDEN,
+            Kind.UNLESS_PUBLIC,
+        ):
             return "named like a secret"
         if any(_means(pattern, path) for pattern in self.readonly):
             return "held by the role's readonly"

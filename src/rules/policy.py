@@ -80,9 +80,7 @@ class OnAlarm(StrEnum):
 class Workdir(StrEnum):
     """How the work tree is seen in the jail, the narrowest first. COPY: writable there alone, the host's stays."""
 
-    READ = "read"
-    COPY = "copy"
-    WRITE = "write"
+    READ, COPY, WRITE = "read", "copy", "write"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

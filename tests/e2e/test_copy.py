@@ -1,4 +1,4 @@
-"""`workdir = "copy"`: what a run does to its work tree is seen by nobody until it is reviewed, and undone by one word."""
+"""`workdir = "copy"`: what a run does to its work tree waits for a review, and is undone by one word."""
 
 import hashlib
 import json
@@ -122,8 +122,8 @@ def test_some_paths_a_conflict_and_what_must_be_named(site: Site) -> None:
     with Live(site, "sh", "-c", code) as live:
         run = live.run
         assert live.end()["copy"]["changed"], live.err
-    site.write("work/keep", "the host's\n")
-    site.write("work/conflict", "the host's too\n")
+    (site.work / "keep").write_text("the host's\n")
+    (site.work / "conflict").write_text("the host's too\n")
     shown = site.credgate("diff", run).stdout
     assert "-print()" in shown and "+new" in shown and "D old/deep/b" in shown
     done = site.credgate("apply", run, "src")
@@ -152,7 +152,7 @@ def test_some_paths_a_conflict_and_what_must_be_named(site: Site) -> None:
 
 def test_a_run_that_lives_and_one_that_changes_nothing(site: Site) -> None:
     daemon_pid(site)
-    with Live(site, "sh", "-c", "echo up; echo x > new; read line") as live:
+    with Live(site, "sh", "-c", "echo up; echo x > new; sleep 60") as live:
         assert live.line() == "up\n"
         for command in ("diff", "apply", "discard"):
             done = site.credgate(command, live.run)
@@ -169,16 +169,16 @@ def test_started_by_root(site: Site, ordinary_user: OrdinaryUser) -> None:
     env = {"HOME": "/root", "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
     policy = site.home / "policy/policy.toml"
     argv = [BIN / "credgate", "run", "--user", ordinary_user.name, "--policy", policy, "--", "sh", "-c", HAVOC]
-    kept = {"cwd": site.work, "capture_output": True, "text": True, "timeout": TIMEOUT, "check": False}
+    kept = {"cwd": site.work, "capture_output": True, "text": True, "timeout": TIMEOUT}
     mine = {"HOME": str(ordinary_user.home), "PATH": "/usr/bin:/bin"}
     try:
-        done = subprocess.run(argv, env=env, **kept)
+        done = subprocess.run(argv, env=env, check=False, **kept)
         assert "rewritten" in done.stdout, done.stderr
         run = done.stderr.partition("credgate diff ")[2].split(",")[0]
         assert digest(site.work) == before
-        gone = subprocess.run(site.as_user([BIN / "credgate", "discard", run]), env=mine, **kept)
+        gone = subprocess.run(site.as_user([BIN / "credgate", "discard", run]), env=mine, check=False, **kept)
         assert gone.returncode == 0, gone.stderr
         assert digest(site.work) == before
         assert not (ordinary_user.home / ".local/state/credgate/copies" / run).exists()
     finally:
-        subprocess.run(site.as_user([BIN / "credgate", "gateway", "stop"]), env=mine, **kept)
+        subprocess.run(site.as_user([BIN / "credgate", "gateway", "stop"]), env=mine, check=False, **kept)

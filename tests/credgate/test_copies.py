@@ -1,0 +1,388 @@
+"""Copies of work trees without a jail: what an upper layer says, whatever is in it, and what of it is taken over."""
+
+import os
+import signal
+import socket
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from credgate import copyapply, copytext
+from credgate.beneath import Beneath
+from credgate.copies import Copies, overlay
+from credgate.copyapply import apply, relative_to
+from credgate.copylook import Change, changes, opened_tree
+from credgate.copystore import Copy, CopyError, find, listed, locked, remove
+from credgate.paths import Places
+from jail.plan import JailSpec, Protection
+from rules.policy import Role, Workdir
+
+RUN = "r0123456789ab"
+
+
+@dataclass
+class Rig:
+    """A tree and the copy of it; the upper layer is written here as a jail's kernel would."""
+
+    tree: Path
+    places: Places
+    copy: Copy
+
+    @property
+    def upper(self) -> Path:
+        return self.copy.upper
+
+    def put(self, path: str, text: str = "new\n") -> Path:
+        file = self.upper / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
+    def whiteout(self, path: str) -> None:
+        file = self.upper / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        os.mknod(file, 0o000 | stat.S_IFCHR, os.makedev(0, 0))
+
+    def found(self) -> dict[str, str]:
+        return {change.path: str(change.kind) for change in changes(self.copy)}
+
+    def apply(self, *paths: str) -> tuple[set[str], dict[str, str]]:
+        done = apply(self.copy, paths)
+        left = {change.path: why for change, why in done.left}
+        return {c.path for c in done.taken}, left | {c.path: c.naming for c in done.apart}
+
+
+def spec_of(tree: Path, places: Places, protected: Protection) -> JailSpec:
+    return JailSpec(
+        run=RUN,
+        uid=1000,
+        gid=1000,
+        user="u",
+        home="/home/u",
+        workdir=str(tree),
+        workdir_write=True,
+        cwd=str(tree),
+        argv=("true",),
+        exe="/usr/bin/true",
+        env=(),
+        system=(),
+        etc=(),
+        protected=protected,
+        overlay=overlay(places, RUN),
+    )
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    tree = tmp_path / "tree"
+    for name in ("src/main.py", "src/other.py", "old/a", "old/deep/b", "keep", ".github/README"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(f"{name}\n")
+    (tree / "link").symlink_to("keep")
+    (tree / "src").chmod(0o750)
+    places = Places(state=tmp_path / "state", config=tmp_path / "config")
+    work = str(tree)
+    reserved = {
+        f"{work}/.github/workflows": "",
+        f"{work}/.vscode": "",
+        f"{work}/.git": "",
+        f"{work}/.git/commondir": ".\n",
+    }
+    copies = Copies()
+    spec = spec_of(tree, places, Protection(reserved=tuple(reserved.items())))
+    copies.take(places, spec, Role(name="dev", workdir=Workdir.COPY, readonly=("deploy/",), hide=("private/",)))
+    with pytest.raises(KeyError):
+        copies.finish("another")
+    os.close(copies._live.pop(RUN)[1])
+    return Rig(tree=tree, places=places, copy=find(places, RUN))
+
+
+def snapshot(tree: Path) -> dict[str, object]:
+    return {str(p): (p.lstat().st_mode, p.lstat().st_mtime_ns, p.lstat().st_ino) for p in tree.rglob("*")}
+
+
+def test_what_is_made_for_the_run_is_no_change_and_lies_in_the_copy(rig: Rig) -> None:
+    assert rig.found() == {}
+    assert (rig.upper / ".github/workflows").is_dir() and not (rig.tree / ".github/workflows").exists()
+    assert stat.S_IMODE(rig.upper.stat().st_mode) == stat.S_IMODE(rig.tree.stat().st_mode)
+    rig.put(".vscode/tasks.json")
+    assert rig.found() == {".vscode": "added", ".vscode/tasks.json": "added"}
+
+
+def test_every_kind_of_change(rig: Rig) -> None:
+    rig.put("keep", "keep\n")  # copied up and not changed
+    (rig.upper / "keep").chmod(rig.tree.joinpath("keep").stat().st_mode & 0o777)
+    rig.put("src/main.py").chmod(0o755)
+    (rig.upper / "src").chmod(0o700)
+    (rig.upper / "link").symlink_to("src")
+    rig.whiteout("old")
+    rig.put("fresh/x")
+    assert rig.found() == {
+        "src": "mode",
+        "src/main.py": "modified",
+        "link": "modified",
+        "old": "deleted",
+        "old/a": "deleted",
+        "old/deep": "deleted",
+        "old/deep/b": "deleted",
+        "fresh": "added",
+        "fresh/x": "added",
+    }
+    taken, left = rig.apply()
+    assert (taken, left) == (set(rig.found() | dict.fromkeys(taken)), {})
+    assert rig.found() == {}
+    assert (rig.tree / "src/main.py").read_text() == "new\n"
+    assert stat.S_IMODE((rig.tree / "src").stat().st_mode) == 0o700
+    assert os.readlink(rig.tree / "link") == "src"
+    assert not (rig.tree / "old").exists() and (rig.tree / "src/other.py").exists()
+
+
+@pytest.mark.parametrize("mark", ["opaque", "whiteout attribute", "type"])
+def test_the_other_marks_of_a_deletion(rig: Rig, mark: str) -> None:
+    if mark == "opaque":
+        rig.put("old/new")
+        os.setxattr(rig.upper / "old", "user.overlay.opaque", b"y")
+        wanted = {"old/a": "deleted", "old/deep": "deleted", "old/deep/b": "deleted", "old/new": "added"}
+    elif mark == "type":
+        rig.put("old", "a file\n")
+        wanted = {"old/a": "deleted", "old/deep": "deleted", "old/deep/b": "deleted", "old": "added"}
+    else:
+        rig.put("old/a", "")
+        os.setxattr(rig.upper / "old/a", "user.overlay.whiteout", b"")
+        wanted = {"old/a": "deleted"}
+    assert rig.found() == wanted
+    assert rig.apply()[1] == {}
+    assert rig.found() == {} and not (rig.tree / "old/a").exists()
+
+
+def test_a_directory_in_the_place_of_a_file_and_back(rig: Rig) -> None:
+    rig.put("keep/below")
+    (rig.upper / "src").symlink_to("old")
+    _, left = rig.apply("keep", "src")
+    assert left == {}
+    assert (rig.tree / "keep/below").read_text() == "new\n" and os.readlink(rig.tree / "src") == "old"
+
+
+HOST: dict[str, tuple[Callable[[Rig], None], Callable[[Rig], None]]] = {
+    "modified and modified": (
+        lambda r: r.put("keep") and None,
+        lambda r: r.tree.joinpath("keep").write_text("host") and None,
+    ),
+    "deleted and modified": (
+        lambda r: r.whiteout("keep"),
+        lambda r: r.tree.joinpath("keep").write_text("host") and None,
+    ),
+    "modified and replaced": (lambda r: r.put("keep") and None, lambda r: _replaced(r.tree / "keep")),
+    "added and added": (
+        lambda r: r.put("both") and None,
+        lambda r: r.tree.joinpath("both").write_text("host") and None,
+    ),
+    "deleted, and a file made below": (
+        lambda r: r.whiteout("old"),
+        lambda r: r.tree.joinpath("old/deep/host").write_text("host") and None,
+    ),
+    "modified and a directory": (lambda r: r.put("keep") and None, lambda r: _directory(r.tree / "keep")),
+}
+
+
+def _replaced(path: Path) -> None:
+    times = path.stat()
+    path.with_name("x").write_text(path.read_text().upper())
+    os.utime(path.with_name("x"), ns=(times.st_atime_ns, times.st_mtime_ns))  # same size, same time
+    path.with_name("x").rename(path)
+
+
+def _directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+    (path / "host").write_text("host")
+
+
+@pytest.mark.parametrize("name", HOST)
+def test_nothing_of_the_hosts_is_lost(rig: Rig, name: str) -> None:
+    inside, outside = HOST[name]
+    inside(rig)
+    outside(rig)
+    hosts = {
+        p: p.read_bytes() for p in rig.tree.rglob("*") if p.is_file() and p.stat().st_ctime_ns and "old/a" not in str(p)
+    }
+    _, left = rig.apply()
+    assert left
+    assert {p: p.read_bytes() for p in hosts if "old/deep/b" not in str(p)} == {
+        p: text for p, text in hosts.items() if "old/deep/b" not in str(p)
+    }
+    assert not list(rig.tree.rglob(".credgate-*"))
+
+
+def test_the_same_without_a_host_that_writes(rig: Rig) -> None:
+    """The control: what each of the cases does inside is taken over where the host changed nothing."""
+    for path in ("keep", "both"):
+        rig.put(path)
+    rig.whiteout("old")
+    assert rig.apply()[1] == {}
+    assert (rig.tree / "keep").read_text() == (rig.tree / "both").read_text() == "new\n"
+
+
+@pytest.mark.parametrize("kind", ["modified", "deleted", "added"])
+def test_a_change_in_the_last_moment(rig: Rig, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """The host writes between the look and the rename: what was there then is there again."""
+    path = "fresh" if kind == "added" else "keep"
+    rig.whiteout(path) if kind == "deleted" else rig.put(path)
+    real, done = copyapply.rename, []
+
+    def late(folder: int, old: str, new: str, flags: int) -> None:
+        if not done:
+            done.append((rig.tree / path).write_text("the host's, late\n"))
+        real(folder, old, new, flags)
+
+    monkeypatch.setattr(copyapply, "rename", late)
+    taken, left = rig.apply()
+    assert not taken and set(left) == {path}
+    assert (rig.tree / path).read_text() == "the host's, late\n"
+    assert not list(rig.tree.rglob(".credgate-*"))
+
+
+def test_no_link_is_followed_on_either_side(rig: Rig, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "main.py").write_text("theirs\n")
+    (outside / "secret").write_text("not in the tree\n")
+    before = snapshot(outside)
+    rig.put("src/main.py")
+    rig.put("src/new/deep")
+    rig.whiteout("src/other.py")
+    (rig.upper / "old").symlink_to(outside)  # a directory became a link that leads out
+    (rig.upper / "keep").unlink(missing_ok=True)
+    (rig.upper / "keep").symlink_to(outside / "secret")
+    (rig.tree / "src").rename(tmp_path / "moved")
+    (rig.tree / "src").symlink_to(outside)  # the host's own tree leads out by now
+    taken, left = rig.apply()
+    assert {"old", "keep"} <= set(left) and not {p for p in taken if p.startswith("src")}
+    rig.apply("old", "keep")
+    assert snapshot(outside) == before and (outside / "secret").read_text() == "not in the tree\n"
+    assert os.readlink(rig.tree / "old") == str(outside)  # named, it is a link and nothing behind it
+
+
+def test_what_is_never_taken_over(rig: Rig) -> None:
+    os.mkfifo(rig.put("pipes/x").parent / "fifo")
+    held = socket.socket(socket.AF_UNIX)
+    held.bind(str(rig.upper / "pipes/socket"))
+    held.close()
+    rig.put("pipes/closed").chmod(0)
+    rig.put("tool").chmod(0o6755)
+    rig.put("folder/x").parent.chmod(0o3775)
+    taken, left = rig.apply()
+    assert {"pipes/fifo", "pipes/socket"} <= set(left)
+    if os.geteuid() != 0:
+        assert "pipes/closed" in left
+    assert stat.S_IMODE((rig.tree / "tool").stat().st_mode) == 0o755
+    assert stat.S_IMODE((rig.tree / "folder").stat().st_mode) == 0o775
+    assert {p.name for p in (rig.tree / "pipes").iterdir()} <= {"x", "closed"} and "tool" in taken
+
+
+def test_what_must_be_named(rig: Rig) -> None:
+    apart = {
+        *(".github/workflows/ci.yml", "sub/.envrc", ".git/hooks/pre-commit", ".git/config", "a/b/server.key", ".env"),
+        *("deploy/x", "private/y"),
+    }
+    for path in apart:
+        rig.put(path)
+    (rig.upper / "up").symlink_to("../elsewhere")
+    (rig.upper / "fine").symlink_to("src/main.py")
+    done = apply(rig.copy, ["."])
+    passed = {c.path for c in done.apart}
+    assert passed >= {*apart, "up", "private", "deploy"}
+    assert {"fine"} <= {c.path for c in done.taken} and not done.whole
+    assert not any((rig.tree / path).exists() for path in apart)
+    assert apply(rig.copy, sorted({*apart, "up"})).left == ()
+    assert all((rig.tree / path).exists() for path in apart)
+
+
+def test_names_and_contents_are_hostile(rig: Rig) -> None:
+    name = "a\x1b[2Jb\nc\u202e\udcff"
+    rig.put(name, "\x1b]0;title\x07\n")
+    rig.put("src/main.py", "src\r\x1b[31mred\n")
+    (rig.upper / "l").symlink_to("\x1b[0m")
+    found = changes(rig.copy)
+    with Beneath(str(rig.upper)) as upper, opened_tree(rig.copy) as tree:
+        lines = [line for c in found for line in (copytext.line(c), *copytext.unified(c, upper, tree))]
+    assert lines and all(line.isprintable() for line in lines), lines
+    assert rig.apply()[1] == {}
+    assert name in os.listdir(rig.tree)
+
+
+def test_paths_of_the_command_line(rig: Rig) -> None:
+    tree = rig.copy.meta.tree
+    assert relative_to(rig.copy, "/", "src/main.py") == "src/main.py"
+    assert relative_to(rig.copy, f"{tree}/src", "main.py") == "src/main.py"
+    assert relative_to(rig.copy, tree, f"{tree}/src/") == "src"
+    for path in ("../x", "/etc/passwd", "src/../../x"):
+        with pytest.raises(CopyError, match="not in"):
+            relative_to(rig.copy, tree, path)
+    rig.put("keep")
+    with pytest.raises(CopyError, match="changed nothing"):
+        apply(rig.copy, ["src"])
+
+
+def test_a_tree_that_was_replaced_is_refused(rig: Rig) -> None:
+    rig.put("keep")
+    rig.tree.rename(rig.tree.with_name("aside"))
+    rig.tree.mkdir()
+    with pytest.raises(CopyError, match="not the directory"):
+        apply(rig.copy, [])
+    assert list(rig.tree.iterdir()) == []
+
+
+def test_a_copy_is_thrown_away_however_deep_and_closed(rig: Rig, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "stays").write_text("x")
+    here = os.open(rig.upper, os.O_RDONLY | os.O_DIRECTORY)
+    (rig.upper / "link").symlink_to(outside)
+    for _ in range(3000):  # deeper than a path may be long
+        os.mkdir("directory", dir_fd=here)
+        following = os.open("directory", os.O_RDONLY | os.O_DIRECTORY, dir_fd=here)
+        os.fchmod(here, 0)
+        os.close(here)
+        here = following
+    os.close(here)
+    remove(rig.copy.folder)
+    assert not rig.copy.folder.exists() and listed(rig.places) == []
+    assert (outside / "stays").exists()
+
+
+@pytest.mark.parametrize("run", ["../state", "", "r0123456789ac", "r0123456789ab/upper", "R0123456789AB"])
+def test_no_other_name_is_a_copys(rig: Rig, run: str) -> None:
+    with pytest.raises(CopyError, match=RUN):
+        find(rig.places, run)
+
+
+def test_what_is_read_needs_the_lock(rig: Rig) -> None:
+    """Locks are the process's: a child holds it, as the daemon does."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with locked(rig.copy):
+            os.write(writer, b"x")
+            signal.pause()
+    try:
+        assert os.read(reader, 1) == b"x"
+        with pytest.raises(CopyError, match="has not ended"), locked(rig.copy):
+            pass
+    finally:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+    with locked(rig.copy):
+        pass
+
+
+def test_changes_are_told_in_full(rig: Rig) -> None:
+    rig.put("keep").chmod(0o4755)
+    (change,) = changes(rig.copy)
+    assert isinstance(change, Change)
+    body = copytext.as_json(change)
+    assert (body["kind"], body["after"]) == ("modified", {"type": "file", "mode": "0755", "size": 4})
+    assert "not taken over" in copytext.line(change)
