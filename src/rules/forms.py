@@ -5,6 +5,7 @@ that belongs escaped, a NUL.
 """
 
 import re
+from urllib.parse import unquote_to_bytes
 
 from rules.credentials import fold_name
 from rules.queries import Parameter, parameters
@@ -16,7 +17,6 @@ MAX_FIELDS = 10_000
 _TYPE = re.compile(rb"application/x-www-form-urlencoded[ \t]*(?:;[ \t]*charset=\"?utf-8\"?[ \t]*)?", re.IGNORECASE)
 # Visible ASCII without ";", "#" and "%" that is no escape; browsers and libraries leave less of it bare
 _BODY = re.compile(rb"(?:[\x21\x22\x24\x26-\x3a\x3c-\x7e]++|%[0-9A-Fa-f]{2})*+")
-_ESCAPES = re.compile(rb"%([0-9A-Fa-f]{2})")
 
 
 def read_form(request: Request) -> tuple[Parameter, ...] | str:
@@ -30,7 +30,7 @@ def read_form(request: Request) -> tuple[Parameter, ...] | str:
     if not _BODY.fullmatch(body):
         return "not a form: a byte or an escape that it does not have"
     try:
-        plain = _ESCAPES.sub(lambda found: bytes([int(found[1], 16)]), body)
+        plain = unquote_to_bytes(body)
         plain.decode("utf-8")
     except UnicodeDecodeError:
         return "not a form in UTF-8"

@@ -107,7 +107,7 @@ def _parse(wire: Wire) -> Request:
         path=normal.text,
         target=wire.target.decode("ascii"),
         query_names=names,
-        headers=wire.headers,
+        headers=_end_to_end(wire),
         encoded_slash=normal.encoded_slash,
         upgrade=_upgrade(wire),
         has_body=wire.has_body,
@@ -174,6 +174,15 @@ def _check_h2(wire: Wire) -> None:
 
 def _connection_names(wire: Wire) -> set[str]:
     return {fold_name(part.strip()) for value in _values(wire, b"connection") for part in value.split(b",")}
+
+
+def _end_to_end(wire: Wire) -> tuple[tuple[bytes, bytes], ...]:
+    """The headers that count: those that connection names go no further (RFC 9110 7.6.1), so nothing is judged by them.
+
+    A content type or an operation that only the rules see would be a second reading of the body.
+    """
+    names = _connection_names(wire) - {"connection"}
+    return tuple(f for f in wire.headers if fold_name(f[0]) not in names) if names else wire.headers
 
 
 def _values(wire: Wire, name: bytes) -> list[bytes]:

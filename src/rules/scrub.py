@@ -19,24 +19,35 @@ MASK = b"*"
 class Table:
     """What is looked for: needles of at least HEAD bytes, each with the name of its secret. Never changes."""
 
-    __slots__ = ("_automaton", "_by_head", "_heads", "_names")
+    __slots__ = ("_automaton", "_beginning", "_heads", "_names")
 
     def __init__(self, needles: Mapping[bytes, str]) -> None:
         self._names = dict(needles)
-        self._by_head: dict[bytes, list[bytes]] = {}
+        by_head: dict[bytes, dict[int, dict[bytes, list[bytes]]]] = {}
         for needle in self._names:
             if len(needle) < HEAD:
                 raise ValueError(f"a needle of {len(needle)} bytes, expected at least {HEAD}")
-            self._by_head.setdefault(needle[:HEAD], []).append(needle)
-        self._heads = list(self._by_head)
+            first = needle[: HEAD + STEP]
+            by_head.setdefault(needle[:HEAD], {}).setdefault(len(first), {}).setdefault(first, []).append(needle)
+        self._heads = list(by_head)
+        # For each head, needles by their first bytes as far as one step reaches, and how many those are: many spellings
+        # share a head that everybody knows ("sk-ant-a"), and whoever repeats it would have each of them looked at.
+        self._beginning = [tuple(sizes.items()) for sizes in by_head.values()]
         self._automaton = BytesAhoCorasick(self._heads, implementation=Implementation.DFA) if self._heads else None
 
     def candidates(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Where needles may begin, and which: their first HEAD bytes are there."""
+        """Where needles may begin, and which: HEAD bytes are there, and no byte of the next step differs."""
+        found: list[tuple[int, bytes]] = []
         if self._automaton is None:
-            return []
-        found = self._automaton.find_matches_as_indexes(data, overlapping=True)
-        return [(start, needle) for head, start, _ in found for needle in self._by_head[self._heads[head]]]
+            return found
+        for head, start, _ in self._automaton.find_matches_as_indexes(data, overlapping=True):
+            for size, needles in self._beginning[head]:
+                first = data[start : start + size]
+                if len(first) < size:  # more may follow
+                    found += [(start, needle) for alike in needles.values() for needle in alike]
+                elif first in needles:
+                    found += [(start, needle) for needle in needles[first]]
+        return found
 
     def name(self, needle: bytes) -> str:
         """The secret that a needle is a spelling of."""

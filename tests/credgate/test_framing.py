@@ -1,6 +1,7 @@
 """Where a body ends: what is taken, and that no cutting into pieces changes it."""
 
 import itertools
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -165,3 +166,11 @@ def test_an_answers_framing(
     body = response_body(method, status, fields, b"HTTP/1.1")
     assert isinstance(body, kind)
     assert body.done is done
+
+
+def test_many_small_chunks_cost_no_more_than_their_bytes() -> None:
+    """A slice of what is left at each of them took 60 s for these."""
+    began, body = time.process_time(), Chunked()
+    pieces, rest = body.feed(b"1\r\na\r\n" * (1 << 18) + b"0\r\n\r\nGET")
+    assert (len(pieces), rest, body.done) == (1 << 18, b"GET", True)
+    assert time.process_time() - began < 10.0

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import sys
+import threading
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from pathlib import Path
 import brotli
 import pytest
 
-from credgate.gateway import waiting
+from credgate.gateway import judge, waiting
 from credgate.gateway.decoded import Undecodable, decoded
 from tests.credgate.gateway_rig import POLICY, SECRET, Client, Rig, rig
 from tests.credgate.h2_rig import H2Client
@@ -431,3 +432,72 @@ def test_the_same_on_a_connection_that_asked_for_a_websocket(framed: str, tmp_pa
 def test_one_coding_alone_is_known(codings: tuple[bytes, ...]) -> None:
     with pytest.raises(Undecodable, match="content coding"):
         decoded(tuple((b"content-encoding", c) for c in codings), gzip.compress(b"{}"), 100)
+
+
+@pytest.mark.parametrize("named", ["content-type", "Content_Type", "content-encoding"])
+def test_a_header_that_goes_no_further_says_nothing_of_the_body(named: str, tmp_path: Path) -> None:
+    """Connection takes it out of what is sent (RFC 9110 7.6.1): judged by it, the body had two readings."""
+
+    async def main() -> None:
+        async with rig(tmp_path, policy=BODIES) as r:
+            client, body = await r.tunnel(), gzip.compress(GOOD)
+            for connection, status in (("keep-alive", 200), (f"keep-alive, {named}", 403)):
+                answer = await client.ask(head(r, len(body), Content_Encoding="gzip", Connection=connection) + body)
+                assert answer.status == status
+            assert [seen.body for seen in r.good.seen] == [body]
+
+    asyncio.run(main())
+
+
+def test_a_body_in_chunks_of_two_bytes_is_kept_in_its_size(tmp_path: Path) -> None:
+    """An object for each of them took twenty times as much."""
+
+    async def main() -> None:
+        async with rig(tmp_path, policy=BODIES) as r:
+            client = await r.tunnel()
+            body = json.dumps({"model": "small", "text": "a" * (1 << 20)}).encode()
+            wire = head(r, None, "/large") + chunked(body, 2)
+            tracemalloc.start()
+            try:
+                client.writer.write(wire[:-5])
+                await client.writer.drain()
+                while r.run.held < len(body):
+                    await asyncio.sleep(0.01)
+                kept, _ = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            answer = await client.ask(wire[-5:])
+            assert answer.status == 200
+            assert r.good.seen[0].body == body
+            assert kept < 8 * len(body)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("size", "aside"), [(100, False), (1 << 20, True)])
+def test_a_body_that_is_large_once_decoded_is_judged_and_written_aside(
+    size: int, aside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be small as sent. Whatever parses it on the loop holds up every other run."""
+    threads: dict[str, bool] = {}
+
+    def watch(name: str, work: Callable[..., object]) -> None:
+        def told(*args: object) -> object:
+            threads[name] = threading.current_thread() is not threading.main_thread()
+            return work(*args)
+
+        monkeypatch.setattr(judge, name, told)
+
+    for name in ("decide", "injected", "rewrite", "signed"):
+        watch(name, getattr(judge, name))
+
+    async def main() -> None:
+        async with rig(tmp_path, policy=BODIES) as r:
+            client = await r.tunnel()
+            body = zstd.compress(json.dumps({"model": "small", "text": "a" * size}).encode())
+            assert len(body) < judge.QUICK
+            answer = await client.ask(head(r, len(body), "/large", Content_Encoding="zstd") + body)
+            assert answer.status == 200
+
+    asyncio.run(main())
+    assert threads == dict.fromkeys(("decide", "injected", "rewrite", "signed"), aside)

@@ -3,15 +3,17 @@
 import contextlib
 import gzip
 import sys
+import time
 import zlib
 from collections.abc import Callable
+from random import Random
 
 import brotli
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from credgate.gateway.inflate import CODINGS, FLOOR, RATIO, Inflater, NotThat
+from credgate.gateway.inflate import CODINGS, FLOOR, MEMBER, MEMBERS, RATIO, Inflater, NotThat
 
 if sys.version_info < (3, 14):
     from backports import zstd
@@ -80,3 +82,21 @@ def test_it_grows_to_a_bound(coding: bytes) -> None:
         why = str(error)
     assert "times its size" in why
     assert out <= max(FLOOR, RATIO * len(bomb))
+
+
+EMPTY = {b"gzip": gzip.compress(b""), b"zstd": b"\x50\x2a\x4d\x18\0\0\0\0"}  # the latter: a skippable frame, RFC 8878
+
+
+@pytest.mark.parametrize("coding", sorted(EMPTY))
+def test_members_without_number_end_the_decoding_early(coding: bytes) -> None:
+    some, many = EMPTY[coding] * MEMBERS, EMPTY[coding] * (1 << 17)
+    assert inflated(coding, some + MADE[coding](b"whole"), 1 << 16) == b"whole"
+    began = time.process_time()
+    with pytest.raises(NotThat, match="members"):
+        Inflater(coding).feed(many)
+    assert time.process_time() - began < 2.0  # 13 s for the half of it, when what stood behind one was copied each time
+
+
+def test_members_that_hold_something_are_as_many_as_there_are() -> None:
+    one = gzip.compress(Random(1).randbytes(2 * MEMBER))
+    assert inflated(b"gzip", one * (4 * MEMBERS), 1 << 16) == gzip.decompress(one) * (4 * MEMBERS)

@@ -138,3 +138,13 @@ def test_an_answer_without_end_is_bounded() -> None:
         read([b"HTTP/1.1 200 OK\r\nContent-Length: 999999999\r\n\r\n"])
     with pytest.raises(HeadError, match="without end"):
         read([b"HTTP/1.1 100 Continue\r\n\r\n" * 20])
+
+
+@pytest.mark.parametrize(
+    ("said", "lifetime"), [("600", 600), ("\u00b2", forms.DEFAULT_LIFETIME), ("\u0663", forms.DEFAULT_LIFETIME)]
+)
+def test_a_lifetime_in_digits_that_are_none_is_none(said: str, lifetime: int) -> None:
+    """`int` refuses some of what `isdigit` takes: the next refresh token was lost with the exception."""
+    document = {"access_token": "abc", "refresh_token": "next", "expires_in": said}
+    grant = forms.granted(Answered(status=200, fields=(), body=json.dumps(document).encode()))
+    assert (grant.lifetime, grant.refresh) == (lifetime, "next")

@@ -348,3 +348,15 @@ def test_an_upgrade_and_an_encoded_slash_are_told() -> None:
 )
 def test_brackets_come_back(host: bytes, full: bytes) -> None:
     assert bracketed(host) == full
+
+
+@pytest.mark.parametrize("named", [b"close, X-Amz-Target", b"x_amz_target", b"keep-alive,X-AMZ-TARGET ,a"])
+def test_what_connection_names_is_not_judged_by_as_it_is_not_sent(named: bytes) -> None:
+    target = (b"X-Amz-Target", b"DynamoDB_20120810.ListTables")
+    kept = parse_request(with_headers(CONNECT, target, (b"Connection", b"close, Upgrade")))
+    gone = parse_request(with_headers(CONNECT, target, (b"Connection", named)))
+    assert isinstance(kept, Request)
+    assert isinstance(gone, Request)
+    assert target in kept.headers
+    assert target not in gone.headers
+    assert HOST in gone.headers

@@ -70,34 +70,34 @@ class Chunked:
     def feed(self, data: bytes) -> tuple[Pieces, bytes]:
         """The chunks' data, and what stands behind the body. After a fault nothing more is taken."""
         pieces: Pieces = []
+        at = 0  # no slice of what is left at each step: of chunks of one byte that would be quadratic
         try:
-            while data and not self.done and self.fault is None:
+            while at < len(data) and not self.done and self.fault is None:
                 if self._left:
-                    pieces.append(data[: self._left])
+                    pieces.append(data[at : at + self._left])
                     self._left -= len(pieces[-1])
-                    data = data[len(pieces[-1]) :]
+                    at += len(pieces[-1])
                     self._ended = not self._left
                 else:
-                    data = self._in_line(data)
+                    at = self._in_line(data, at)
         except FramingError as fault:
-            self.fault, data = fault, b""
-        return pieces, data
+            self.fault, at = fault, len(data)
+        return pieces, data[at:]
 
-    def _in_line(self, data: bytes) -> bytes:
-        """Read one line, or as much of it as there is."""
-        text = self._line + data
-        end = text.find(b"\n")
-        line = text if end < 0 else text[: end + 1]
+    def _in_line(self, data: bytes, at: int) -> int:
+        """Read one line, or as much of it as there is; returns where it ends."""
+        end = data.find(b"\n", at)
+        line = self._line + (data[at:] if end < 0 else data[at : end + 1])
         if len(line) > (MAX_TRAILERS if self._trailers >= 0 else MAX_CHUNK_LINE):
             raise FramingError("a line of a chunked body that does not end")
         if end < 0:
-            self._line = text
-            return b""
+            self._line = line
+            return len(data)
         if not line.endswith(b"\r\n"):
             raise FramingError("a bare LF in a chunked body")
         self._line = b""
         self._take(line[:-2])
-        return text[end + 1 :]
+        return end + 1
 
     def _take(self, line: bytes) -> None:
         if self._ended:

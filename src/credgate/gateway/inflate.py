@@ -18,6 +18,10 @@ else:
 
 FLOOR = 1 << 20  # bytes that any body may decode to
 RATIO = 128  # and so many times what came; gzip reaches 1030, brotli and zstd far more
+# Members cost time however little is in them, and what stands behind one is copied for the next.
+MEMBERS = 1 << 10  # that any body may have, and one more for each so many bytes
+MEMBER = 256
+_PIECE = 8 << 10  # bytes that are decoded at once
 _WINDOW_LOG = 23  # 8 MiB, what RFC 9659 lets a sender of "zstd" use
 
 CODINGS = frozenset({b"gzip", b"x-gzip", b"deflate", b"br", b"zstd"})
@@ -28,7 +32,9 @@ class NotThat(Exception):
 
 
 class _Engine(Protocol):
-    """A decoder of one coding."""
+    """A decoder of one coding. `members`: those that it has begun."""
+
+    members: int
 
     @property
     def ended(self) -> bool:
@@ -48,8 +54,14 @@ class Inflater:
     def feed(self, data: bytes) -> bytes:
         """What the data decode to, so far. Raises NotThat."""
         self._in += len(data)
-        out = self._engine.decode(data, max(FLOOR, RATIO * self._in) - self._out)
+        out = [self._decode(data[at : at + _PIECE]) for at in range(0, len(data), _PIECE)]
+        return b"".join(out)
+
+    def _decode(self, piece: bytes) -> bytes:
+        out = self._engine.decode(piece, max(FLOOR, RATIO * self._in) - self._out)
         self._out += len(out)
+        if self._engine.members > MEMBERS + self._in // MEMBER:
+            raise NotThat("a content coding of very many members")
         return out
 
     def finish(self) -> None:
@@ -67,10 +79,12 @@ class _Zlib:
 
     def __init__(self, coding: bytes) -> None:
         self.ended = False
+        self.members = 0
         self._gzip = coding != b"deflate"
         self._engine: zlib._Decompress | None = None
 
     def _begin(self, first: int) -> "zlib._Decompress":
+        self.members += 1
         framed = first & 0x0F == 8  # RFC 1950 2.2: CM; RFC 1951 3.2.3: such a block is a stored one with a bit to spare
         window = zlib.MAX_WBITS | 16 if self._gzip else zlib.MAX_WBITS if framed else -zlib.MAX_WBITS
         return zlib.decompressobj(window)
@@ -94,6 +108,8 @@ class _Zlib:
 
 
 class _Brotli:
+    members = 1
+
     def __init__(self) -> None:
         self._engine = brotli.Decompressor()
 
@@ -117,14 +133,19 @@ class _Brotli:
 class _Zstd:
     def __init__(self) -> None:
         self.ended = False
+        self.members = 0
         self._engine: zstd.ZstdDecompressor | None = None
+
+    def _begin(self) -> zstd.ZstdDecompressor:
+        self.members += 1
+        options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: _WINDOW_LOG}
+        return zstd.ZstdDecompressor(options=options)
 
     def decode(self, data: bytes, limit: int) -> bytes:
         """At most `limit` bytes of all frames."""
         out: list[bytes] = []
         while data:
-            options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: _WINDOW_LOG}
-            engine = self._engine = self._engine or zstd.ZstdDecompressor(options=options)
+            engine = self._engine = self._engine or self._begin()
             try:
                 out.append(engine.decompress(data, max_length=limit + 1))
             except zstd.ZstdError:

@@ -3,7 +3,7 @@ rules said yes, nothing is injected before the ledger has it on disk, nothing is
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -167,10 +167,8 @@ class Judge:
             whole = replace(request, body=decoded(request.headers, body, exchange.body_max))
         except Undecodable as why:
             return body_refused(str(why))
-        if len(body) < QUICK:
-            return _with(exchange, whole, decide(run.policy, run.role, whole, run.decoys, others))
-        # Parsing 32 MiB takes seconds, in which the other runs would stand still.
-        return _with(exchange, whole, await asyncio.to_thread(decide, run.policy, run.role, whole, run.decoys, others))
+        verdict = await _aside(len(whole.body or b""), lambda: decide(run.policy, run.role, whole, run.decoys, others))
+        return _with(exchange, whole, verdict)
 
     async def _target(
         self, state: ClientState, allow: Allow, request: Request, connected: frozenset[Key]
@@ -211,7 +209,8 @@ class Judge:
         self, run: Run, exchange: Exchange, request: Request, allow: Allow, body: bytes | None
     ) -> tuple[Outgoing, Mapping[str, str]]:
         """What to send, and the secrets' names by binding of those that are in it."""
-        bound = injected(request, allow, run.decoys)
+        size = len(request.body or b"")
+        bound = await _aside(size, lambda: injected(request, allow, run.decoys))
         bindings = {binding.name: binding.secret for binding in bound}
         values: dict[str, str] = {}
         for name in dict.fromkeys(bindings.values()):
@@ -219,10 +218,13 @@ class Judge:
         for binding in (b for b in bound if b.place is PlaceKind.BASIC):
             self.known.add(binding.secret, values[binding.secret], basic=plain_text(binding, values))
         exchange.cred_fp = self.fingerprints.of(allow.endpoint, request.host, values.values())
-        out = rewrite(request, allow, values, run.decoys)
+        out = await _aside(size, lambda: rewrite(request, allow, values, run.decoys))
         if is_wanted(run.policy, allow):
             out = replace(out, fields=plainly(out.fields))
-        return signed(request, allow, out, values, run.decoys, body, self.known), bindings
+        fields = out
+        return await _aside(
+            size, lambda: signed(request, allow, fields, values, run.decoys, body, self.known)
+        ), bindings
 
     async def _noted(
         self,
@@ -242,6 +244,11 @@ class Judge:
         if bindings:
             await self.records.ledger.durable(exchange.intent_seq)
         return _over(state, use)
+
+
+async def _aside[T](size: int, work: Callable[[], T]) -> T:
+    """Do what takes a body of `size` bytes, decoded, apart: of 32 MiB in seconds, in which other runs would wait."""
+    return work() if size < QUICK else await asyncio.to_thread(work)
 
 
 def _with(exchange: Exchange, request: Request, verdict: Allow | Deny) -> _Judged | Deny:

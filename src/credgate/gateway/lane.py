@@ -198,7 +198,7 @@ class Lane(TargetSide):
         elif self._steps.hold(self._state, turn.exchange, turn.wire, sum(map(len, pieces))):
             yield from self._refuse(turn)
         else:
-            turn.kept += pieces
+            turn.keep_body(pieces)
             if body.done:
                 yield from self._judge(turn)
 

@@ -10,7 +10,7 @@ from collections import Counter
 from functools import partial
 
 from credgate.gateway.cleaning import named
-from credgate.gateway.inflate import CODINGS, Inflater, NotThat
+from credgate.gateway.inflate import CODINGS, RATIO, Inflater, NotThat
 from credgate.gateway.refusal import deny
 from rules.credentials import fold_name
 from rules.places import held, key_of
@@ -78,7 +78,9 @@ async def leak_of(table: Table, policy: Policy, wire: Wire, judged: Judged, body
     names, where = in_head(table, wire, judged), "head"
     if not names and body:
         search, where = partial(in_body, table, wire.headers, body, judged), "body"
-        names = search() if len(body) < _LONG else await asyncio.to_thread(search)
+        coded = any(name.lower() == b"content-encoding" for name, _ in wire.headers)
+        short = len(body) < (_LONG // RATIO if coded else _LONG)
+        names = search() if short else await asyncio.to_thread(search)
     return misplaced(policy, names, where) if names else None
 
 

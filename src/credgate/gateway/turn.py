@@ -13,6 +13,7 @@ from rules.request import Outgoing, Wire
 _HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade", b"transfer-encoding"}
 )
+_SMALL = 4 << 10  # bytes
 _REQUEST_FRAMING = frozenset({b"content-length", b"transfer-encoding", b"expect", b"trailer"})
 
 
@@ -49,6 +50,14 @@ class Turn:
         self.out, self.collecting = out, False
         if out.body is not None:
             self.body, self.kept = Counted(0), [out.body]
+
+    def keep_body(self, pieces: list[bytes]) -> None:
+        """Keep what was read of the body. An object for each chunk of two bytes would be twenty times their size."""
+        more = b"".join(pieces)
+        if self.kept and len(self.kept[-1]) < _SMALL:
+            self.kept[-1] += more
+        else:
+            self.kept.append(more)
 
     @property
     def expects(self) -> bool:

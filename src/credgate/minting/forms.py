@@ -216,7 +216,7 @@ def _is_token(value: object) -> TypeGuard[str]:
 
 
 def _lifetime(value: object) -> float:
-    if isinstance(value, str) and value.isdigit():  # some providers quote it
+    if isinstance(value, str) and value.isascii() and value.isdigit():  # some providers quote it
         value = int(value[:10])
     if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
         return float(DEFAULT_LIFETIME)
