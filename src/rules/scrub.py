@@ -16,38 +16,43 @@ STEP = 16
 MASK = b"*"
 
 
+class _Node:
+    """Needles that begin alike, as far as some step: `needle` the one that ends there, `following` how others go on, by
+    the length of their next step.
+    """
+
+    __slots__ = ("following", "needle")
+
+    def __init__(self) -> None:
+        self.needle: bytes | None = None
+        self.following: dict[int, dict[bytes, _Node]] = {}
+
+
 class Table:
     """What is looked for: needles of at least HEAD bytes, each with the name of its secret. Never changes."""
 
-    __slots__ = ("_automaton", "_beginning", "_heads", "_names")
+    __slots__ = ("_automaton", "_names", "_nodes")
 
     def __init__(self, needles: Mapping[bytes, str]) -> None:
         self._names = dict(needles)
-        by_head: dict[bytes, dict[int, dict[bytes, list[bytes]]]] = {}
+        by_head: dict[bytes, _Node] = {}
         for needle in self._names:
             if len(needle) < HEAD:
                 raise ValueError(f"a needle of {len(needle)} bytes, expected at least {HEAD}")
-            first = needle[: HEAD + STEP]
-            by_head.setdefault(needle[:HEAD], {}).setdefault(len(first), {}).setdefault(first, []).append(needle)
-        self._heads = list(by_head)
-        # For each head, needles by their first bytes as far as one step reaches, and how many those are: many spellings
-        # share a head that everybody knows ("sk-ant-a"), and whoever repeats it would have each of them looked at.
-        self._beginning = [tuple(sizes.items()) for sizes in by_head.values()]
-        self._automaton = BytesAhoCorasick(self._heads, implementation=Implementation.DFA) if self._heads else None
+            node = by_head.setdefault(needle[:HEAD], _Node())
+            for at in range(HEAD, len(needle), STEP):
+                step = needle[at : at + STEP]
+                node = node.following.setdefault(len(step), {}).setdefault(step, _Node())
+            node.needle = needle
+        self._nodes = list(by_head.values())
+        self._automaton = BytesAhoCorasick(list(by_head), implementation=Implementation.DFA) if by_head else None
 
-    def candidates(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Where needles may begin, and which: HEAD bytes are there, and no byte of the next step differs."""
-        found: list[tuple[int, bytes]] = []
+    def candidates(self, data: bytes) -> list[tuple[int, _Node]]:
+        """Where needles may begin, and which: their first HEAD bytes are there."""
         if self._automaton is None:
-            return found
-        for head, start, _ in self._automaton.find_matches_as_indexes(data, overlapping=True):
-            for size, needles in self._beginning[head]:
-                first = data[start : start + size]
-                if len(first) < size:  # more may follow
-                    found += [(start, needle) for alike in needles.values() for needle in alike]
-                elif first in needles:
-                    found += [(start, needle) for needle in needles[first]]
-        return found
+            return []
+        found = self._automaton.find_matches_as_indexes(data, overlapping=True)
+        return [(start, self._nodes[head]) for head, start, _ in found]
 
     def name(self, needle: bytes) -> str:
         """The secret that a needle is a spelling of."""
@@ -67,27 +72,16 @@ class Table:
 
 @dataclass(slots=True)
 class _Candidate:
-    """A place where a needle may stand; `ok` bytes of it do."""
+    """A place where needles may stand: `ok` bytes of them do, and the next step is `size` bytes, one of `steps`.
+
+    One for all that are alike so far. Many share a beginning that everybody knows ("sk-ant-a", the head of a JWT), and
+    whoever repeats that would have each spelling of each of them looked at.
+    """
 
     start: int
-    needle: bytes
-    ok: int = HEAD
-
-    def step(self, window: bytes) -> bool:
-        """Compare what whole steps there are. False: it doesn't stand there."""
-        size = len(self.needle)
-        while self.ok < size:
-            end = min(self.ok + STEP, size)
-            if self.start + end > len(window):
-                return True
-            if window[self.start + self.ok : self.start + end] != self.needle[self.ok : end]:
-                return False
-            self.ok = end
-        return True
-
-    @property
-    def whole(self) -> bool:
-        return self.ok == len(self.needle)
+    ok: int
+    size: int
+    steps: dict[bytes, _Node]
 
 
 class Scrubber:
@@ -123,8 +117,11 @@ class Scrubber:
             self._window = self._window[-(HEAD - 1) :]
             self._sent = len(self._window)
             return out
-        self._live += [_Candidate(skipped + start, needle) for start, needle in found]
-        self._look()
+        live, self._live = self._live, []
+        for start, node in found:
+            live += self._reached(skipped + start, HEAD, node)
+        while live:  # no recursion: a value of 16 KiB has a thousand steps
+            live += self._look(live.pop())
         return self._emit(min((one.start for one in self._live), default=len(self._window)))
 
     def flush(self) -> bytes:
@@ -136,14 +133,22 @@ class Scrubber:
         self._live.clear()
         return self._emit(len(self._window))
 
-    def _look(self) -> None:
-        self._live = [one for one in self._live if one.step(self._window)]
-        for one in self._live:
-            if one.whole:
-                name = self._table.name(one.needle)
-                self.hits[name] = self.hits.get(name, 0) + 1
-                self._masked.append((one.start, one.start + len(one.needle)))
-        self._live = [one for one in self._live if not one.whole]
+    def _look(self, one: _Candidate) -> list[_Candidate]:
+        """Compare the next step, once it is whole: what differs in it doesn't stand there."""
+        end = one.start + one.ok + one.size
+        if end > len(self._window):
+            self._live.append(one)
+            return []
+        node = one.steps.get(self._window[end - one.size : end])
+        return [] if node is None else self._reached(one.start, one.ok + one.size, node)
+
+    def _reached(self, start: int, ok: int, node: _Node) -> list[_Candidate]:
+        """So many bytes of needles stand there, of one of them all; returns what to look at next."""
+        if node.needle is not None:
+            name = self._table.name(node.needle)
+            self.hits[name] = self.hits.get(name, 0) + 1
+            self._masked.append((start, start + ok))
+        return [_Candidate(start, ok, size, steps) for size, steps in node.following.items()]
 
     def _emit(self, limit: int) -> bytes:
         """Let go what stands before `limit`, and forget what no needle can reach back to."""

@@ -69,7 +69,9 @@ def _stray(table: Table, found: dict[str, int], judged: Judged, kinds: frozenset
         request, allow = judged
         for binding in (b for b in allow.bindings if b.place in kinds):
             values = held(request, binding, allow.endpoint).values
-            placed[binding.secret] += sum(binding.secret in table.found(value.encode()) for value in values)
+            placed[binding.secret] += sum(
+                binding.secret in table.found(value.encode(errors="surrogatepass")) for value in values
+            )
     return frozenset(Counter(found) - placed)
 
 
