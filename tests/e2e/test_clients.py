@@ -108,6 +108,33 @@ def test_git_clone_and_push(site: Site, git_target: Target, git_repository: Path
     assert basic(git_target) in saw(git_target)
 
 
+GIT_DECOY = r"""
+set -e
+printf '#!/bin/sh\ncase "$1" in Username*) echo agent;; *) echo "$GH_TOKEN";; esac\n' > askpass
+chmod +x askpass
+export GIT_ASKPASS="$PWD/askpass"
+echo "$GH_TOKEN"
+"""
+
+
+@pytest.mark.needs("git", "nginx")
+def test_git_sends_a_decoy_where_it_is_asked_for_a_password(
+    site: Site, git_target: Target, git_repository: Path
+) -> None:
+    """Git sends none at first; the target's 401 reaches it, and what it then asks for is a decoy."""
+    swap = 'mode = "placeholder"\nplaceholder = { env = "GH_TOKEN", shape = "ghp_{30}{crc32}" }\n'
+    text = endpoint(git_target) + bound(place="basic", fmt="x-access-token:{secret}") + swap
+    site.policy("version = 1\n" + text + ROLE, git_target.ca)
+    site.secret("api", git_target.token)
+    done = site.run("sh", "-c", GIT_DECOY + GIT)
+    assert done.returncode == 0, done.stderr
+    decoy, head = done.stdout.split()
+    assert decoy.startswith("ghp_")
+    assert head == (git_repository / "refs/heads/main").read_text().strip()
+    assert saw(git_target) == {"", basic(git_target)}
+    assert {(r.status, r.authorization) for r in git_target.seen() if r.authorization == ""} == {(401, "")}
+
+
 GIT_BIG = """
 set -e
 git clone -q https://git.acme.example/acme/app.git app
