@@ -210,6 +210,59 @@ def test_echoes_are_written_over(way: str, tmp_path: Path) -> None:
     with_rig(tmp_path, main)
 
 
+FORMS: dict[str, bytes] = {
+    "raw": S,
+    **{f"base64 behind {n}": base64.b64encode(b"x" * n + S + b"y") for n in range(3)},
+    **{f"base64 of URLs behind {n}": base64.urlsafe_b64encode(b"x" * n + S + b"y") for n in range(3)},
+    "hex": S.hex().encode(),
+    "hex, capitals": S.hex().upper().encode(),
+    "percent": b"".join(b"%%%02X" % byte for byte in S),
+    "json, escaped": "".join(f"\\u{byte:04x}" for byte in S).encode(),
+}
+SPELLED = b"{" + b"} {".join(FORMS.values()) + b"}"
+STRIDE = max(map(len, FORMS.values()))  # between two cuts of one answer: no form is cut twice
+
+
+def cut(first: int) -> list[bytes]:
+    ends = [*range(first, len(SPELLED), STRIDE), len(SPELLED)]
+    return [SPELLED[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_form_at_every_split_of_the_body(way: str, tmp_path: Path) -> None:
+    """The parts come one after the other, so that each is looked at alone."""
+
+    async def script(seen: Seen, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for part in cut(int(seen.line.split()[1].rpartition(b"/")[2])):
+            writer.write(b"%x\r\n%s\r\n" % (len(part), part))
+            await writer.drain()
+            await asyncio.sleep(0.0005)
+        writer.write(b"0\r\n\r\n")
+
+    def reply(request: H2Request) -> H2Reply:
+        return H2Reply(fields=[(b":status", b"200")], pieces=cut(int(request.values(b":path")[0].rpartition(b"/")[2])))
+
+    async def main(r: Rig) -> None:
+        assert (await ask(r, "strict")).status == 200  # from here on the value is known
+        r.good.script, r.good.reply = script, reply
+        client = await connection(r, way)
+        host = f"api.good.test:{r.direct}"
+        second = H2Client(client.reader, client.writer) if way == "h2" else None
+        pseudo = [(b":method", b"GET"), (b":scheme", b"https"), (b":authority", host.encode())]
+        wrong = []
+        for at in range(1, STRIDE + 1):
+            path = f"/free/{at}"  # of a rule without a binding: no intent waits for the disk
+            request = client.get(path, host) if second is None else second.ask([*pseudo, (b":path", path.encode())])
+            answer = await request
+            got = Got(status=answer.status, body=answer.body, all=answer.body, whole=True)
+            if (got.status, len(got.body), nothing_of_it(got)) != (200, len(SPELLED), True):
+                wrong.append((at, got))
+        assert wrong == []
+
+    with_rig(tmp_path, main)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_control_without_scrubbing_they_arrive(way: str, tmp_path: Path) -> None:
     """The same echoes reach the client where the binding switches scrubbing off."""
