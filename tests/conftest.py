@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,11 @@ CHECKOUT = Path(__file__).parent.parent
 # The example database would be written into the checkout, which an ordinary user may not be able to.
 settings.register_profile("suite", database=None, deadline=None)
 settings.load_profile("suite")
+
+# Started in the background of a shell the suite would ignore it, and so would every program that it starts; a jail's
+# would not, and Ctrl-C is tested from without.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from credgate.secretvalue import MAX_VALUE, SecretUnavailable
 from jail.plan import under
-from rules.policy import SecretRule
-from rules.sources import CommandTerms, Output
+from rules.sources import CommandTerms, Output, SecretRule
 
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 # What tools of passwords need to find their agent and their files; the rest is the policy's to name.

@@ -298,8 +298,7 @@ def jail_spec(
     """Everything that the plan is computed from, and what the work tree holds. Raises CredgateError: not found, ..."""
     policy, role = chosen.policy, chosen.policy.roles[chosen.role]
     lent = _lent(asked, role, person, places)
-    cwd = os.path.realpath(asked.cwd)
-    cwd = cwd if under(cwd, lent.workdir) else lent.workdir
+    cwd = _cwd(asked, lent)
     check_values(role, asked.env)
     shown = _inside(policy, role, person, lent, network, cwd)
     spec = JailSpec(
@@ -326,6 +325,11 @@ def jail_spec(
         check={"denied_name": CHECK_NAME, "bundle": INSIDE_BUNDLE, "bundle_sha256": trust.bundle_sha256},
     )
     return _bounded(spec, role, network), lent.look
+
+
+def _cwd(asked: Asked, lent: Lent) -> str:
+    cwd = os.path.realpath(asked.cwd)
+    return cwd if under(cwd, lent.workdir) else lent.workdir
 
 
 def _bounded(spec: JailSpec, role: Role, network: Network) -> JailSpec:

@@ -11,8 +11,8 @@ from credgate.errors import CredgateError
 from credgate.paths import Places
 from credgate.policyfile import Found, asked_by, find_policy, load_unasked
 from credgate.vault import Vault
-from rules.policy import Policy, SecretRule, SourceKind
-from rules.sources import CommandTerms, VaultPlace
+from rules.policy import Policy
+from rules.sources import CommandTerms, SecretRule, SourceKind, VaultPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

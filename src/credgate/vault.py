@@ -23,8 +23,7 @@ from credgate.paths import Places
 from credgate.secretindex import SERVICE, Entry, check_name, locked_index, read_index, write_index
 from credgate.secretvalue import MAX_VALUE, Secret, SecretUnavailable, check_value
 from credgate.trees import written_before
-from rules.policy import SecretRule, SourceKind
-from rules.sources import CommandTerms
+from rules.sources import CommandTerms, SecretRule, SourceKind
 
 if TYPE_CHECKING:
     from credgate.vaultserver import VaultServers

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Mapping
+from typing import Any
 
 from credgate import ownaddresses
 from credgate.gateway.capture import Fingerprints
@@ -12,7 +13,7 @@ from credgate.known import KnownValues
 from credgate.minting.calls import Calls
 from credgate.vault import Vault
 from credgate.vaultserver import VaultServers
-from rules.policy import SecretRule
+from rules.sources import SecretRule
 
 _TIMEOUT = 10.0  # seconds, of each look-up and connection
 
@@ -20,7 +21,7 @@ _TIMEOUT = 10.0  # seconds, of each look-up and connection
 class _NoRun:
     """Stands for the ledger of runs."""
 
-    def append(self, _ev: str, **_fields: object) -> int:
+    def append(self, _ev: str, _numbered: object = None, /, **_fields: object) -> int:
         """Write nothing."""
         return 0
 
@@ -40,7 +41,8 @@ async def ask_once(vault: Vault, rule: SecretRule, env: Mapping[str, str]) -> No
         bundle=str(upstream.bundle),
     )
     key = Fingerprints(key=secrets.token_bytes(32))
-    calls = Calls(ledger=_NoRun(), dialler=dialler, upstream=upstream, fingerprints=key)  # type: ignore[arg-type]
+    nowhere: Any = _NoRun()  # takes lines as a ledger does, and keeps none
+    calls = Calls(ledger=nowhere, dialler=dialler, upstream=upstream, fingerprints=key)
     servers = VaultServers(calls, vault.fetch, KnownValues())
     try:
         await servers.read(rule, env)

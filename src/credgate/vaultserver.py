@@ -18,8 +18,7 @@ from credgate.known import KnownValues
 from credgate.minting.calls import CallFailed, Calls, Purpose
 from credgate.minting.forms import Answered, Asked
 from credgate.secretvalue import Secret, SecretUnavailable
-from rules.policy import SecretRule, SourceKind
-from rules.sources import VaultPlace, VaultServer
+from rules.sources import SecretRule, SourceKind, VaultPlace, VaultServer
 
 log = logging.getLogger(__name__)
 

@@ -71,21 +71,19 @@ def load_policy(
 ) -> Policy:
     """Return the policy in `data`.
 
-    `packs` maps a pack's name to its text, `agents` an agent's to that of its profile; `base_dir` is the absolute
-    directory that a relative `ca` starts from; `registries` is what each client was found to be configured for, of
-    those that registries.clients_of names.
+    `packs` and `agents` map names to texts; `base_dir` is the absolute directory that a relative `ca` starts from;
+    `registries` is what each client was found to be configured for, of those that registries.clients_of names.
     Raises PolicyError with all faults, ValueError where `base_dir` isn't absolute.
     """
     if not posixpath.isabs(base_dir):
         raise ValueError(f"base_dir must be absolute, got {base_dir!r}")
     report = Report()
-    root = Table(_toml(data), "", report, known=frozenset(ROOT_KEYS), later=frozenset())
-    _version(root)
+    root = _root(data, report)
     sections = _sections(root)
     default_role = root.text("default_role")
     proxies = load_proxies(sections.proxies, base_dir)
     context = Context(packs=packs, base_dir=base_dir, proxies=proxies, registries=registries or {}, agents=agents or {})
-    draft = _draft(root.report, sections, context, proxies, default_role)
+    draft = _draft(report, sections, context, proxies, default_role)
     check_refs(root, default_role, draft)
     unlisted = root.table("dns", known=("unlisted",)).choice("unlisted", Unlisted, Unlisted.GATEWAY)
     if report.problems:
@@ -103,6 +101,12 @@ def load_policy(
         roles=draft.roles,
         tests=draft.tests,
     )
+
+
+def _root(data: bytes, report: Report) -> Table:
+    root = Table(_toml(data), "", report, known=frozenset(ROOT_KEYS), later=frozenset())
+    _version(root)
+    return root
 
 
 def _draft(

@@ -9,7 +9,8 @@ from rules.load_fit import check_place
 from rules.mint_refs import mint_problems
 from rules.mints import Mint
 from rules.places import overlap, place_text
-from rules.policy import Binding, CorporateProxy, Endpoint, Foreign, Role, SecretRule, TestCase, reached_by
+from rules.policy import Binding, CorporateProxy, Endpoint, Foreign, Role, TestCase, reached_by
+from rules.sources import SecretRule
 from rules.tables import Report, Table, closest, join, show
 
 

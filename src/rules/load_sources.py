@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from rules import load_units
 from rules.envnames import ENV_NAME
-from rules.policy import Endpoint, SecretRule, SourceKind
-from rules.sources import CommandTerms, Output, VaultPlace, VaultServer
+from rules.policy import Endpoint
+from rules.sources import CommandTerms, Output, SecretRule, SourceKind, VaultPlace, VaultServer
 from rules.tables import Report, Table, closest, is_name, join, show
 
 SECRET_KEYS = ("source", "args", "env", "output", "timeout", "keep")

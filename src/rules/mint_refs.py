@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from rules.mints import GcpJwt, Mint, OAuthRefresh
-from rules.policy import Binding, CorporateProxy, Endpoint, PlaceKind, Policy, SecretRule, SourceKind
+from rules.policy import Binding, CorporateProxy, Endpoint, PlaceKind, Policy
 from rules.problems import Problem
+from rules.sources import SecretRule, SourceKind
 from rules.tables import closest, is_name, join, show
 
 __all__ = ["client_secret_of", "endpoint_of", "mint_of", "mint_problems", "same_secret", "secrets_of", "uses"]

@@ -13,24 +13,13 @@ from rules.fingerprint import Fingerprint
 from rules.hosts import HostPattern
 from rules.paths import PathPattern
 from rules.registries import Client, Registry
-from rules.sources import CommandTerms, VaultPlace
+from rules.sources import SecretRule
 
 if TYPE_CHECKING:
     from rules.mints import Mint
 
 type Network = IPv4Network | IPv6Network
 type Address = IPv4Address | IPv6Address
-
-
-class SourceKind(StrEnum):
-    """Where a secret's value comes from."""
-
-    KEYRING = "keyring"
-    ENV = "env"
-    FILE = "file"
-    COMMAND = "command"
-    VAULT = "vault"  # a HashiCorp Vault or an OpenBao
-    MINT = "mint"  # had for another secret, by a call of the gateway's own: `ref` is the name of a [mint.NAME]
 
 
 class Foreign(StrEnum):
@@ -81,20 +70,6 @@ class Workdir(StrEnum):
     """How the work tree is seen in the jail, the narrowest first. COPY: writable there alone, the host's stays."""
 
     READ, COPY, WRITE = "read", "copy", "write"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SecretRule:
-    """A secret's name and source; `ref` is the text behind "keyring:" and its like.
-
-    `terms` are of "command:" and "vault:"; `keep`: seconds that a value without an end of its own is used again.
-    """
-
-    name: str
-    kind: SourceKind
-    ref: str
-    terms: CommandTerms | VaultPlace | None = None
-    keep: int = 0
 
 
 class BodyType(StrEnum):

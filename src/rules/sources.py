@@ -5,9 +5,20 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rules.policy import Endpoint, SecretRule
+    from rules.policy import Endpoint
 
-__all__ = ["CommandTerms", "Output", "VaultPlace", "VaultServer"]
+__all__ = ["CommandTerms", "Output", "SecretRule", "SourceKind", "VaultPlace", "VaultServer"]
+
+
+class SourceKind(StrEnum):
+    """Where a secret's value comes from."""
+
+    KEYRING = "keyring"
+    ENV = "env"
+    FILE = "file"
+    COMMAND = "command"
+    VAULT = "vault"  # a HashiCorp Vault or an OpenBao
+    MINT = "mint"  # had for another secret, by a call of the gateway's own: `ref` is the name of a [mint.NAME]
 
 
 class Output(StrEnum):
@@ -53,3 +64,17 @@ class VaultPlace:
     path: str
     field: str
     server: VaultServer | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretRule:
+    """A secret's name and source; `ref` is the text behind "keyring:" and its like.
+
+    `terms` are of "command:" and "vault:"; `keep`: seconds that a value without an end of its own is used again.
+    """
+
+    name: str
+    kind: SourceKind
+    ref: str
+    terms: CommandTerms | VaultPlace | None = None
+    keep: int = 0

@@ -18,7 +18,8 @@ from credgate.ledger.writer import Ledger
 from credgate.runs import Listener, Run
 from credgate.secretvalue import Secret
 from rules.load import load_policy
-from rules.policy import Policy, SecretRule
+from rules.policy import Policy
+from rules.sources import SecretRule
 
 VALUE = "killed-0123456789abcdef0123456789abcdef"
 

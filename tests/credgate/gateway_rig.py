@@ -19,7 +19,8 @@ from credgate.paths import Places
 from credgate.runs import Listener, Run
 from credgate.secretvalue import Secret, SecretUnavailable
 from rules.load import load_policy
-from rules.policy import Address, SecretRule
+from rules.policy import Address
+from rules.sources import SecretRule
 from tests.credgate.h2_rig import H2Reply, H2Request, H2Session
 from tests.targets.pki import Authority as TargetCa
 

@@ -30,7 +30,8 @@ from credgate.paths import Places
 from credgate.runs import Run
 from credgate.vault import Vault
 from rules.load import load_policy
-from rules.policy import Address, SourceKind
+from rules.policy import Address
+from rules.sources import SourceKind
 
 HOST = "idp.good.test"
 REF = "credgate/refresh"

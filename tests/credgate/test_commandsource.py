@@ -15,8 +15,7 @@ from credgate.paths import Places
 from credgate.secretvalue import SecretUnavailable
 from credgate.trees import note_written
 from credgate.vault import Vault
-from rules.policy import SecretRule, SourceKind
-from rules.sources import CommandTerms, Output
+from rules.sources import CommandTerms, Output, SecretRule, SourceKind
 
 
 def program(folder: Path, text: str, mode: int = 0o700) -> str:

@@ -18,7 +18,7 @@ from credgate.minting.journal import Journal
 from credgate.paths import Places
 from credgate.secretindex import read_index
 from credgate.vault import Vault
-from rules.policy import SecretRule, SourceKind
+from rules.sources import SecretRule, SourceKind
 
 VALUE = "canary-c07d"
 POLICY = """

@@ -16,7 +16,7 @@ from credgate.paths import Places
 from credgate.secretindex import read_index
 from credgate.secretvalue import SecretUnavailable
 from credgate.vault import Vault, forget, store
-from rules.policy import SecretRule, SourceKind
+from rules.sources import SecretRule, SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

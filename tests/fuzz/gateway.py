@@ -147,8 +147,8 @@ class Fuzzer:
         ledger = self.r.extra["ledger"]
         append = ledger.append
 
-        def listen(ev: str, **fields: Any) -> int:
-            seq = int(append(ev, **fields))
+        def listen(ev: str, *numbered: Any, **fields: Any) -> int:
+            seq = int(append(ev, *numbered, **fields))
             self.told.append((ev, {**fields, "seq": seq}))
             return seq
 

@@ -6,21 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rules.load import MAX_BYTES, load_policy
-from rules.policy import (
-    Budget,
-    Foreign,
-    Limits,
-    Mode,
-    OnAlarm,
-    Placeholder,
-    PlaceKind,
-    Rate,
-    SecretRule,
-    SourceKind,
-    Unlisted,
-    Workdir,
-)
+from rules.policy import Budget, Foreign, Limits, Mode, OnAlarm, Placeholder, PlaceKind, Rate, Unlisted, Workdir
 from rules.problems import PolicyError
+from rules.sources import SecretRule, SourceKind
 from rules.tables import MAX_PROBLEMS
 from tests.rules.policies import PACKS, WHOLE, changed, load, problems
 

@@ -6,8 +6,9 @@ from rules.ceiling import narrow
 from rules.describe import describe
 from rules.lint import warnings
 from rules.mints import ClientAuth, GcpJwt, GcpServiceAccount, GithubApp, OAuthRefresh, TokenForm
-from rules.policy import Placeholder, SourceKind
+from rules.policy import Placeholder
 from rules.problems import PolicyError
+from rules.sources import SourceKind
 from rules.tree_policy import check_tree_policy
 from tests.rules.policies import load, problems
 

@@ -6,7 +6,8 @@ from credgate.minting.journal import Journal
 from credgate.paths import Places
 from rules.mint_refs import endpoint_of, mint_of, secrets_of
 from rules.mints import Mint
-from rules.policy import Policy, SecretRule, SourceKind
+from rules.policy import Policy
+from rules.sources import SecretRule, SourceKind
 
 
 def mint_targets(policy: Policy, names: Iterable[str]) -> Iterator[dict[str, object]]:

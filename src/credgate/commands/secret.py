@@ -22,7 +22,8 @@ from credgate.text import escape
 from credgate.vault import Vault, forget, store
 from rules.needles import MIN_LENGTH
 from rules.places import place_text
-from rules.policy import Binding, Policy, SecretRule, SourceKind
+from rules.policy import Binding, Policy
+from rules.sources import SecretRule, SourceKind
 
 _EXAMPLES = """examples:
   credgate secret set github                  (asks for the value)

@@ -36,10 +36,11 @@ from rules.decide import decide
 from rules.grants import Use
 from rules.inject import InjectError, authority, injected, path_for_records, rewrite
 from rules.parse import parse_request
-from rules.policy import PlaceKind, SourceKind
+from rules.policy import PlaceKind
 from rules.queries import names_of
 from rules.reasons import Reason
 from rules.request import Outgoing, Request, Via, Wire
+from rules.sources import SourceKind
 from rules.values import plain_text
 from rules.verdict import Allow, Deny
 

@@ -14,7 +14,7 @@ from credgate.minting.calls import CallFailed
 from credgate.minting.forms import Answered, Grant, Unusable
 from credgate.minting.journal import Journal
 from credgate.secretvalue import Secret, SecretUnavailable
-from rules.policy import SecretRule
+from rules.sources import SecretRule
 
 if TYPE_CHECKING:
     from credgate.vault import Vault

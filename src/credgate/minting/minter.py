@@ -18,7 +18,8 @@ from credgate.runs import Run
 from credgate.secretvalue import Secret, SecretUnavailable
 from rules.mint_refs import endpoint_of, mint_of
 from rules.mints import GcpJwt, GcpServiceAccount, GithubApp, Mint, OAuthRefresh
-from rules.policy import Endpoint, SecretRule
+from rules.policy import Endpoint
+from rules.sources import SecretRule
 
 if TYPE_CHECKING:
     from credgate.vault import Vault
