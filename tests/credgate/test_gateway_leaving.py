@@ -12,7 +12,9 @@ from urllib.parse import quote
 import pytest
 
 from credgate.gateway import floods
+from credgate.gateway.leaving import Leak, Leaving
 from rules.needles import needles
+from rules.scrub import Table
 from tests.credgate.gateway_rig import SECRET, Rig, Seen
 from tests.credgate.h2_rig import H2Client
 from tests.credgate.test_gateway_scrub import POLICY_H2, WAYS, Field, connection, with_rig
@@ -248,3 +250,12 @@ paths = ["/judged"]
 body = {{ type = "json", max = "64KiB" }}
 """
     with_rig(tmp_path, main, POLICY_H2.replace("[[endpoint.good.deny]]", rule + "[[endpoint.good.deny]]", 1))
+
+
+@pytest.mark.parametrize("name", [b"Content-Encoding", b"content_encoding"])
+def test_a_coding_is_taken_off_however_its_header_is_spelt(name: bytes) -> None:
+    """CGI and WSGI servers read the second as the first, and so does what decodes a body for the rules."""
+    table, body = Table({SECRET.encode(): "token"}), gzip.compress(SECRET.encode())
+    Leaving(table, ()).feed(body)  # as it came it holds nothing
+    with pytest.raises(Leak):
+        Leaving(table, ((name, b"gzip"),)).feed(body)

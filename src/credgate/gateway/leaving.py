@@ -80,7 +80,7 @@ async def leak_of(table: Table, policy: Policy, wire: Wire, judged: Judged, body
     names, where = in_head(table, wire, judged), "head"
     if not names and body:
         search, where = partial(in_body, table, wire.headers, body, judged), "body"
-        coded = any(name.lower() == b"content-encoding" for name, _ in wire.headers)
+        coded = any(fold_name(name) == "content-encoding" for name, _ in wire.headers)
         short = len(body) < (_LONG // RATIO if coded else _LONG)
         names = search() if short else await asyncio.to_thread(search)
     return misplaced(policy, names, where) if names else None
@@ -98,7 +98,7 @@ class Leaving:
     __slots__ = ("_beside", "_inflater", "_scrubber", "table")
 
     def __init__(self, table: Table, fields: Fields) -> None:
-        codings = [value.strip(b" \t").lower() for name, value in fields if name.lower() == b"content-encoding"]
+        codings = [value.strip(b" \t").lower() for name, value in fields if fold_name(name) == "content-encoding"]
         coded = len(codings) == 1 and codings[0] in CODINGS
         self.table = table
         self._scrubber, self._beside = Scrubber(table), Scrubber(table)
