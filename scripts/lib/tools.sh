@@ -69,7 +69,7 @@ install_agents() {
     local home name
     home=$(agents_home)
     if [ ! -f "$home/.complete" ]; then
-        say "installing four agent CLIs for the tests (1.3 GB)"
+        say "installing four agent CLIs for the tests (1.1 GB)"
         mkdir -p "$home/lib" "$home/bin"
         cp tests/targets/agents/package.json tests/targets/agents/package-lock.json "$home/lib"
         # One of them puts its program in its place by a script; no other's runs.

@@ -1,10 +1,21 @@
-"""These tests install programs of 1.3 GB and run them: `scripts/test --agents` says where they are, and nothing else
+"""These tests install programs of 1.1 GB and run them: `scripts/test --agents` says where they are, and nothing else
 collects them."""
 
 import os
+from collections.abc import Iterator
 
-from tests.e2e.conftest import site
+import pytest
 
-__all__ = ["site"]
+from tests.conftest import OrdinaryUser
+from tests.e2e.site import Site, make_site
 
 collect_ignore = [] if os.environ.get("CREDGATE_TEST_AGENTS") else ["test_clis.py"]
+
+
+@pytest.fixture
+def site(ordinary_user: OrdinaryUser) -> Iterator[Site]:
+    """A fresh home where homes are: with a work tree below /tmp no socket can be made there, and codex wants one."""
+    below = "/srv" if os.geteuid() == 0 else str(ordinary_user.home)
+    made = make_site(ordinary_user.uid, ordinary_user.gid, below)
+    yield made
+    made.close()

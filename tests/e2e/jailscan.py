@@ -88,6 +88,8 @@ class Scan(threading.Thread):
         assert not self.found, f"secrets in the jail: {sorted(self.found)}"
 
     def _process(self, pid: int) -> None:
+        if os.path.samestat(os.stat(f"/proc/{pid}/root/"), os.stat("/")):
+            return  # pid 1 that has not built its root yet: what it sees is the host's /tmp, with our targets' files
         self.looks += 1
         self._seen[pid] = self._seen.get(pid, 0) + 1
         for name in ("environ", "cmdline"):

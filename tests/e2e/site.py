@@ -154,9 +154,9 @@ class Site:
             shutil.rmtree(self.home)
 
 
-def make_site(uid: int, gid: int) -> Site:
-    """A new home below /tmp, with an empty work tree and a policy that reaches nothing."""
-    home = Path(tempfile.mkdtemp(prefix="credgate-e2e-"))
+def make_site(uid: int, gid: int, below: str | None = None) -> Site:
+    """A new home below /tmp or elsewhere, with an empty work tree and a policy that reaches nothing."""
+    home = Path(tempfile.mkdtemp(prefix="credgate-e2e-", dir=below))
     site = Site(home=home, uid=uid, gid=gid)
     (home / "work").mkdir()
     site.own(home)

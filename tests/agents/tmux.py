@@ -1,0 +1,50 @@
+"""A full-screen program in a tmux of its own: typed at by keys, read by what the screen shows."""
+
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.e2e.site import Site
+
+SECONDS = 45.0
+
+
+class Screen:
+    """`argv` on a screen of 120 by 40, as the site's user. Use it in a `with`: its end ends the program."""
+
+    def __init__(self, site: Site, argv: Sequence[str | Path]) -> None:
+        self._site, self._socket = site, site.home / "tmux"
+        words = [str(word) for word in argv]
+        self._tmux("-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "40", "-c", str(site.work), *words)
+
+    def __enter__(self) -> "Screen":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._tmux("kill-server", check=False)
+
+    def _tmux(self, *words: str, check: bool = True) -> str:
+        argv = self._site.as_user(["tmux", "-S", self._socket, *words])
+        env = self._site.environment({"TERM": "xterm-256color"})
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False, cwd="/")
+        assert done.returncode == 0 or not check, done.stderr
+        return done.stdout
+
+    def shown(self) -> str:
+        """What is on the screen, blanks at the ends of lines left out."""
+        return self._tmux("capture-pane", "-p", check=False)
+
+    def type(self, text: str) -> None:
+        """Type a line, a moment before its Enter: what comes in one piece is taken for pasted, and its Enter for text."""
+        self._tmux("send-keys", "-l", text)
+        time.sleep(1.5)
+        self._tmux("send-keys", "Enter")
+
+    def until(self, *texts: str) -> str:
+        """Wait until one of the texts is on the screen; the screen."""
+        deadline = time.monotonic() + SECONDS
+        while not any(text in (shown := self.shown()) for text in texts):
+            assert time.monotonic() < deadline, f"none of {texts} within {SECONDS:.0f} s:\n{shown}"
+            time.sleep(0.2)
+        return shown
