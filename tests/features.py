@@ -89,6 +89,7 @@ FEATURES: dict[str, Callable[[], str]] = {
     "npm": _program("npm", "node"),
     "squid": _program("squid"),
     "strace": _program("strace"),
+    "tmux": _program("tmux"),
     "top": _program("top"),
     "user_manager": _user_manager,
     "vim": _program("vim.tiny"),

@@ -147,6 +147,7 @@ def test_no_real_key_is_in_the_jail_after_a_turn(ready: Site, cli: Cli, api: Tar
     assert saw(api) == {api.token}
 
 
+@pytest.mark.needs("tmux")
 def test_on_a_screen_it_asks_nothing_first_and_answers(ready: Site, cli: Cli, api: Target) -> None:
     run = [BIN / "credgate", "run", "-q", "--policy", ready.home / "policy/policy.toml", "--", *cli.screen]
     with Screen(ready, run) as screen:

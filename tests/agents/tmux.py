@@ -36,7 +36,7 @@ class Screen:
         return self._tmux("capture-pane", "-p", check=False)
 
     def type(self, text: str) -> None:
-        """Type a line, a moment before its Enter: what comes in one piece is taken for pasted, and its Enter for text."""
+        """Type a line, a moment before its Enter: what comes in one piece is taken for pasted, its Enter for text."""
         self._tmux("send-keys", "-l", text)
         time.sleep(1.5)
         self._tmux("send-keys", "Enter")
