@@ -54,8 +54,7 @@ class PlaceKind(StrEnum):
 class Unlisted(StrEnum):
     """Answer of the resolver to a well-formed name that the role does not list."""
 
-    GATEWAY = "gateway"
-    NXDOMAIN = "nxdomain"
+    GATEWAY, NXDOMAIN = "gateway", "nxdomain"
 
 
 class OnAlarm(StrEnum):

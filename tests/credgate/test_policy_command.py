@@ -64,13 +64,13 @@ def test_check_of_a_sound_policy(cli: Cli) -> None:
 
 
 def test_check_lists_every_fault_with_its_mend(cli: Cli) -> None:
-    assert cli.run("check", cli.write("version = 2\nfoo = 1\n[role.r]\nworkdir = 'copy'\n")) == 1
+    assert cli.run("check", cli.write("version = 2\nfoo = 1\n[role.r]\nworkdir = 'copied'\n")) == 1
     assert cli.err.splitlines() == [
         "error: foo: unknown key",
         "hint: one of: agent, binding, default_role, dns, endpoint, mint, proxy, role, secret, test, vault, version",
         "error: version: got 2, expected 1",
-        "error: role.r.workdir: not yet: this version does not build that",
-        'hint: write "read" or "write"',
+        'error: role.r.workdir: got "copied", expected "read" or "copy" or "write"',
+        'hint: did you mean "copy"?',
         "3 faults",
     ]
 

@@ -182,3 +182,24 @@ def test_started_by_root(site: Site, ordinary_user: OrdinaryUser) -> None:
         assert not (ordinary_user.home / ".local/state/credgate/copies" / run).exists()
     finally:
         subprocess.run(site.as_user([BIN / "credgate", "gateway", "stop"]), env=mine, check=False, **kept)
+
+
+def test_odd_names_hidden_files_and_a_child(site: Site) -> None:
+    """A tree whose name has the characters that overlayfs and its options separate by."""
+    odd = site.work / "a:b,c\\d é\n"
+    odd.mkdir()
+    (odd / ".env").write_text("PASSWORD=hunter2-of-the-test\n")
+    site.own(odd)
+    kid = 'children = ["kid"]\n[role.kid]\nworkdir = "write"\n'
+    site.policy('version = 1\ndefault_role = "dev"\n[role.dev]\nworkdir = "copy"\n' + kid)
+    ask = "/run/credgate/credgate-child --role kid -- sh -c 'ls; echo z > theirs'"
+    code = f"cat .env; echo x > made; mv .env y; {ask}; ls -A"
+    done = site.credgate("run", "--policy", site.home / "policy/policy.toml", "--", "sh", "-c", code, cwd=odd)
+    assert sorted(os.listdir(odd)) == [".env"], done.stderr
+    assert "hunter2" not in done.stdout and "made" in done.stdout and "theirs" not in done.stdout, done.stderr
+    run = done.stderr.rpartition("credgate diff ")[2].split(",")[0]
+    assert [c["path"] for c in json.loads(site.credgate("diff", run, "--json").stdout)["changes"]] == ["made"]
+    kept = {copy["run"] for copy in json.loads(site.credgate("ps", "--json").stdout)["copies"]}
+    assert len(kept - {run}) == 1  # the child's own
+    for each in kept:
+        assert site.credgate("discard", each).returncode == 0

@@ -224,6 +224,23 @@ def test_mounts_writable_only_where_planned() -> None:
     assert named(held, replace(SHOWN, mounts=(*SHOWN.mounts, there))) == set()  # control
 
 
+def test_a_copy_is_the_overlay_of_the_planned_layers_and_nothing_else() -> None:
+    line = "7 1 0:9 / /t rw,nosuid - overlay none rw,lowerdir=/t,upperdir=/s/a\\054b,workdir=/s/w,userxattr\n"
+    (mount,) = readback.parse_mounts(line)
+    wanted = frozenset({"lowerdir=/t", "upperdir=/s/a,b", "workdir=/s/w"})
+    planned = replace(PLANNED, overlays={"/t": wanted}, writable=PLANNED.writable | {"/t"})
+    assert isinstance(SHOWN.mounts, tuple)
+    assert named(planned, replace(SHOWN, mounts=(*SHOWN.mounts, mount))) == set()
+    for other in (
+        replace(mount, layers=frozenset({"lowerdir=/t", "upperdir=/t/x", "workdir=/s/w"})),
+        replace(mount, kind="ext4"),
+        replace(mount, at="/u", options=frozenset({"ro"})),
+    ):
+        assert named(planned, replace(SHOWN, mounts=(*SHOWN.mounts, other))) == {"mounts./t"}
+    above = replace(mount, kind="ext4", layers=frozenset())  # the host's own tree over it
+    assert named(planned, replace(SHOWN, mounts=(*SHOWN.mounts, mount, above))) == {"mounts./t"}
+
+
 def test_reused_pid_is_seen_by_its_start() -> None:
     assert named(replace(PLANNED, start=2), SHOWN) == {"start"}
 

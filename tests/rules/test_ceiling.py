@@ -319,6 +319,16 @@ def test_a_role_is_measured_by_the_one_of_its_name_else_by_the_default() -> None
 
 def test_writing_under_a_ceiling_that_reads_is_named() -> None:
     assert above(POLICY, CEILING.replace('workdir = "write"\n', "")) == {"role.dev.workdir"}
+    kinds = ("read", "copy", "write")
+    for number, mine in enumerate(kinds):
+        for top, theirs in enumerate(kinds):
+            text, ceiling = (
+                t.replace('workdir = "write"', f'workdir = "{k}"') for t, k in ((POLICY, mine), (CEILING, theirs))
+            )
+            if number > top:
+                assert above(text, ceiling) == {"role.dev.workdir"}
+            else:
+                assert under(text, ceiling).roles["dev"].workdir == mine
 
 
 def test_a_pinned_endpoint_stays_pinned() -> None:

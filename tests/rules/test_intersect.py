@@ -170,7 +170,7 @@ def test_every_other_right_is_in_both(policy) -> None:
         assert inside(got.tools, role.tools)
         assert inside(got.read, role.read)
         assert set(got.switches()) <= set(role.switches())
-        assert got.workdir is Workdir.READ or role.workdir is Workdir.WRITE
+        assert list(Workdir).index(got.workdir) <= list(Workdir).index(role.workdir)
         assert role.deadline is None or (got.deadline is not None and got.deadline <= role.deadline)
         for bound in fields(Limits):
             assert getattr(got.limits, bound.name) <= getattr(role.limits, bound.name)

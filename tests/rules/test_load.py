@@ -662,7 +662,9 @@ def test_one_target_has_one_way_of_being_dialled() -> None:
 
 
 def test_all_faults_come_at_once() -> None:
-    text = "version = 3\n[endpoint.e]\nhost = 'x:1'\nport = 0\n[role.r]\nworkdir = 'copy'\nbindings = ['b']\nfoo = 1\n"
+    text = (
+        "version = 3\n[endpoint.e]\nhost = 'x:1'\nport = 0\n[role.r]\nworkdir = 'copied'\nbindings = ['b']\nfoo = 1\n"
+    )
     assert set(problems(text)) == {
         "version",
         "endpoint.e.host",
