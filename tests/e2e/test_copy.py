@@ -199,7 +199,8 @@ def test_odd_names_hidden_files_and_a_child(site: Site) -> None:
     assert "hunter2" not in done.stdout and "made" in done.stdout and "theirs" not in done.stdout, done.stderr
     run = done.stderr.rpartition("credgate diff ")[2].split(",")[0]
     assert [c["path"] for c in json.loads(site.credgate("diff", run, "--json").stdout)["changes"]] == ["made"]
-    kept = {copy["run"] for copy in json.loads(site.credgate("ps", "--json").stdout)["copies"]}
+    copies = json.loads(site.credgate("ps", "--json").stdout)["copies"]
+    kept = {copy["run"] for copy in copies if copy["workdir"] == str(odd)}
     assert len(kept - {run}) == 1  # the child's own
     for each in kept:
         assert site.credgate("discard", each).returncode == 0
