@@ -365,7 +365,7 @@ class Launch:
             status, reason = int(str(self.ended["status"])), str(self.ended["reason"])
         if self.ready:
             # null where it could not be read, or the daemon is gone: that is not zero
-            keys = ("off_route", "counters", "filter_kills", "files", "copy")
+            keys = ("off_route", "counters", "filter_kills", "files", *(["copy"] if "copy" in self.ended else []))
             counts = {"requests": self.ended.get("requests", {}), **{key: self.ended.get(key) for key in keys}}
             self._write_status({"event": "exit", "run": self.id, "status": status, "reason": reason} | counts)
         if self.ended and reason not in ("exited", "signaled"):
