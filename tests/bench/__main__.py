@@ -2,16 +2,45 @@
 
 import argparse
 import json
+import os
+import platform
 import sys
+import time
 from pathlib import Path
 
-from tests.bench import proof_share
+from tests.bench import (
+    bulk,
+    event_delay,
+    footprint,
+    launch,
+    new_connections,
+    open_inside,
+    proof_share,
+    request_cpu,
+)
+from tests.bench.figures import Absent, Row, table
 
-BENCHMARKS = {"proof_share": proof_share.measure}
+BENCHMARKS = {
+    "launch": launch.measure,
+    "request_cpu": request_cpu.measure,
+    "event_delay": event_delay.measure,
+    "bulk": bulk.measure,
+    "new_connections": new_connections.measure,
+    "footprint": footprint.measure,
+    "open_inside": open_inside.measure,
+    "proof_share": proof_share.measure,
+}
+
+
+def write(path: Path, rows: list[Row | Absent]) -> None:
+    """The rows, and what they were measured on."""
+    host = {"kernel": platform.release(), "machine": platform.machine(), "cores": os.cpu_count()}
+    made = {"time": int(time.time()), **host, "python": platform.python_version()}
+    path.write_text(json.dumps({**made, "rows": [row.json() for row in rows]}, indent=2) + "\n")
 
 
 def main(argv: list[str]) -> int:
-    """Run those asked for, print a line for each; 1 where a figure is not what it must be."""
+    """Run those asked for, print a table; 1 where a figure falls short or could not be measured."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("names", metavar="NAME", nargs="*", help=f"of: {', '.join(BENCHMARKS)} (default: all)")
     parser.add_argument("--json", metavar="FILE", default="", help="write the figures there as well")
@@ -19,13 +48,15 @@ def main(argv: list[str]) -> int:
     unknown = [name for name in options.names if name not in BENCHMARKS]
     if unknown:
         parser.error(f"got {unknown[0]}, expected one of: {', '.join(BENCHMARKS)}")
-    figures = {name: BENCHMARKS[name]() for name in options.names or BENCHMARKS}
+    rows: list[Row | Absent] = []
+    for name in options.names or BENCHMARKS:
+        began = time.monotonic()
+        rows += BENCHMARKS[name]()
+        print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     if options.json:
-        Path(options.json).write_text(json.dumps(figures, indent=2) + "\n")
-    for name, figure in figures.items():
-        shown = ", ".join(f"{key} {value}" for key, value in figure.items())
-        print(f"{name}: {shown}")
-    return 0 if all(figure["within"] for figure in figures.values()) else 1
+        write(Path(options.json), rows)
+    print(table(rows))
+    return 1 if {row.verdict for row in rows} & {"short", "not measured"} else 0
 
 
 if __name__ == "__main__":
