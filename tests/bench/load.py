@@ -128,6 +128,11 @@ class Asked:
         link.answer()
         return {"seconds": time.perf_counter() - began}
 
+    def close(self) -> None:
+        for link in self.links:
+            link.tls.close()
+        self.links = []
+
     def connect(self, number: int) -> dict[str, float]:
         """`number` connections one after the other, one request on each."""
         ask = self.get("/small")

@@ -37,10 +37,18 @@ class Upstream:
     home: Path
 
 
+def _installed(pattern: str) -> Path | None:
+    """Where `scripts/bench` put a program, if it could."""
+    return next(Path(os.environ.get("CREDGATE_BENCH_PEERS", "/nowhere")).glob(pattern), None)
+
+
 def envoy_binary() -> Path | None:
-    """Where `scripts/bench` put it, if it could."""
-    found = Path(os.environ.get("CREDGATE_BENCH_PEERS", "/nowhere"), "envoy/_bin/envoy")
-    return found if found.exists() else None
+    return _installed("envoy/_bin/envoy")
+
+
+def codex_binary() -> Path | None:
+    """The program itself, which the command of that name starts by way of Node."""
+    return _installed("node_modules/@openai/codex-linux-*/vendor/*/bin/codex")
 
 
 def _at(port: int) -> dict[str, Any]:
