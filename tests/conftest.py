@@ -1,9 +1,13 @@
 """Fixtures of the whole suite."""
 
+import fcntl
 import os
 import pwd
 import signal
 import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +22,11 @@ CHECKOUT = Path(__file__).parent.parent
 settings.register_profile("suite", database=None, deadline=None)
 settings.load_profile("suite")
 
-# Started in the background of a shell the suite would ignore it, and so would every program that it starts; a jail's
-# would not, and Ctrl-C is tested from without.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Started in the background of a shell, or by nohup, the suite would ignore these, and so would every program that it
+# starts; a jail's would not, and Ctrl-C and hang-ups are tested from without.
+for _signal in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
+    if signal.getsignal(_signal) is signal.SIG_IGN:
+        signal.signal(_signal, signal.default_int_handler if _signal is signal.SIGINT else signal.SIG_DFL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,3 +49,11 @@ def ordinary_user() -> OrdinaryUser:
         subprocess.run(make, cwd=CHECKOUT, check=True, capture_output=True)
         entry = pwd.getpwnam("credgate-test")
     return OrdinaryUser(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid, home=Path(entry.pw_dir))
+
+
+@contextmanager
+def accounts_own_daemon() -> Iterator[None]:
+    """Hold what there is one of: the daemon in the home of `credgate-test`. Workers take turns."""
+    with open(Path(tempfile.gettempdir(), f"credgate-test-daemon.{os.geteuid()}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

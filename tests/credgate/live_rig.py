@@ -44,6 +44,10 @@ class Spec:
     workdir_write: bool = False
     env: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def host_written(self) -> bool:
+        return self.workdir_write
+
 
 @dataclass
 class Berth:

@@ -1,5 +1,6 @@
 """Copies of work trees without a jail: what an upper layer says, whatever is in it, and what of it is taken over."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -268,9 +269,8 @@ def test_no_link_is_followed_on_either_side(rig: Rig, tmp_path: Path) -> None:
 
 def test_what_is_never_taken_over(rig: Rig) -> None:
     os.mkfifo(rig.put("pipes/x").parent / "fifo")
-    held = socket.socket(socket.AF_UNIX)
-    held.bind(str(rig.upper / "pipes/socket"))
-    held.close()
+    with socket.socket(socket.AF_UNIX) as held, contextlib.chdir(rig.upper / "pipes"):  # a name has 107 bytes
+        held.bind("socket")
     rig.put("pipes/closed").chmod(0)
     rig.put("tool").chmod(0o6755)
     rig.put("folder/x").parent.chmod(0o3775)

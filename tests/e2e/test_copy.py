@@ -5,11 +5,12 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import OrdinaryUser
+from tests.conftest import OrdinaryUser, accounts_own_daemon
 from tests.e2e.place import Live, Site, daemon_pid, module_site, one_error
 from tests.e2e.site import BIN, TIMEOUT
 
@@ -163,7 +164,16 @@ def test_a_run_that_lives_and_one_that_changes_nothing(site: Site) -> None:
     assert not (site.state / "copies" / live.run).exists()
 
 
+@pytest.fixture
+def turn() -> Iterator[None]:
+    """The account's own daemon, in turn."""
+    with accounts_own_daemon():
+        yield
+
+
 @pytest.mark.needs("root")
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("turn")
 def test_started_by_root(site: Site, ordinary_user: OrdinaryUser) -> None:
     before = digest(site.work)
     env = {"HOME": "/root", "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}

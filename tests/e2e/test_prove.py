@@ -4,12 +4,14 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from jail.guards import BY_ID, GUARDS
 from jail.probes import stand as stand_script
+from tests.conftest import accounts_own_daemon
 from tests.e2e.place import daemon_pid, module_site, one_error, wait_for
 from tests.e2e.site import BIN, TIMEOUT, Site
 
@@ -156,12 +158,18 @@ def descendants(pid: int) -> list[int]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root's way to start it")
+@pytest.mark.timeout(300)
 def test_started_by_root(place: Site) -> None:
     def prove(*flags: str, **more: str) -> subprocess.CompletedProcess[str]:
         argv = [BIN / "credgate", "prove", "--json", *flags]
         env = place.environment(more)
         return subprocess.run(argv, env=env, cwd="/", capture_output=True, text=True, timeout=TIMEOUT, check=False)
 
+    with accounts_own_daemon():
+        _proves_by_root(place, prove)
+
+
+def _proves_by_root(place: Site, prove: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     bare = prove()
     assert bare.returncode != 0
     assert "root" in one_error(bare.stderr)[0]

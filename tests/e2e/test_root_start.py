@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import OrdinaryUser
+from tests.conftest import OrdinaryUser, accounts_own_daemon
 from tests.e2e.place import one_error
 from tests.e2e.site import BIN, TIMEOUT, Site, make_site
 
@@ -22,12 +22,13 @@ READ = "version = 1\n[role.dev]\n"
 @pytest.fixture(scope="module")
 def place(ordinary_user: OrdinaryUser) -> Iterator[Site]:
     """A site for policy and work tree; state lies in the account's own home, which is what `--user` leads to."""
-    made = make_site(ordinary_user.uid, ordinary_user.gid)
-    yield made
-    stop = made.as_user([BIN / "credgate", "gateway", "stop"])
-    env = {"HOME": str(ordinary_user.home), "PATH": "/usr/bin:/bin"}
-    subprocess.run(stop, env=env, capture_output=True, check=False, timeout=TIMEOUT)
-    made.close()
+    with accounts_own_daemon():
+        made = make_site(ordinary_user.uid, ordinary_user.gid)
+        yield made
+        stop = made.as_user([BIN / "credgate", "gateway", "stop"])
+        env = {"HOME": str(ordinary_user.home), "PATH": "/usr/bin:/bin"}
+        subprocess.run(stop, env=env, capture_output=True, check=False, timeout=TIMEOUT)
+        made.close()
 
 
 @pytest.fixture
