@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,18 @@ class Site:
         try:
             self.scan.close()
         finally:
-            shutil.rmtree(self.home)
+            shutil.rmtree(self.home, onexc=_opened)
+
+
+def _opened(again: Callable[[str], object], path: str, error: BaseException) -> None:
+    """Remove what overlayfs left closed: its work directory has mode 0."""
+    if not isinstance(error, PermissionError):
+        raise error
+    os.chmod(path, 0o700)
+    if again is os.rmdir:
+        os.rmdir(path)
+    else:
+        shutil.rmtree(path, onexc=_opened)
 
 
 def make_site(uid: int, gid: int, below: str | None = None) -> Site:

@@ -57,6 +57,18 @@ class Terminal:
         self.seen = self.seen[found.end() :]
         return found
 
+    def type_until(self, text: str, pattern: str) -> None:
+        """Type it again each second until the pattern is there: what comes before a shell has handed the terminal to its
+        job goes to the shell."""
+        for _ in range(int(SECONDS)):
+            self.type(text)
+            deadline = time.monotonic() + 1.0
+            while self._read(deadline):
+                if found := re.search(pattern.encode(), self.seen):
+                    self.seen = self.seen[found.end() :]
+                    return
+        raise AssertionError(f"no {pattern!r} in {self.seen!r}")
+
     def _read(self, deadline: float) -> bool:
         if not select.select([self.master], [], [], max(0.0, deadline - time.monotonic()))[0]:
             return False

@@ -71,8 +71,7 @@ def test_a_shell_has_job_control(site: Site) -> None:
         shell.expect("Running.*sleep 301")
         shell.type("fg\r")
         shell.expect("\nsh -c 'echo up; exec sleep 301'")
-        shell.type("\x03")
-        shell.expect("\nready> ")
+        shell.type_until("\x03", "\nready> ")
         shell.type("exit 7\r")
         assert shell.end() == 7
 
