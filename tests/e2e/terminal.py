@@ -58,8 +58,7 @@ class Terminal:
         return found
 
     def type_until(self, text: str, pattern: str) -> None:
-        """Type it again each second until the pattern is there: what comes before a shell has handed the terminal to its
-        job goes to the shell."""
+        """Type it each second until the pattern is there: before a shell gave its job the terminal it goes to the shell."""
         for _ in range(int(SECONDS)):
             self.type(text)
             deadline = time.monotonic() + 1.0
