@@ -58,7 +58,7 @@ class Terminal:
         return found
 
     def type_until(self, text: str, pattern: str) -> None:
-        """Type it each second until the pattern is there: before a shell gave its job the terminal it goes to the shell."""
+        """Type it each second until the pattern is there: a shell takes what comes before its job has the terminal."""
         for _ in range(int(SECONDS)):
             self.type(text)
             deadline = time.monotonic() + 1.0
