@@ -330,24 +330,32 @@ class Relay:
         self._resize()
 
     def _finish(self) -> None:
-        """What the jail wrote before its end is still in the pty."""
+        """What the jail wrote before its end is still in the pty. A background job that must not write waits with it."""
         self._open = True
-        self._empty(STUCK)
+        while self._empty(STUCK):
+            began = time.monotonic()
+            self._suspend(signal.SIGTTOU)
+            if time.monotonic() - began < QUIET and self._held_back():
+                return  # an orphaned group is not stopped, and the kernel refuses what it writes (EIO)
 
-    def _empty(self, patience: float) -> None:
-        """Copy what there is to the user until the jail is quiet, or the terminal took nothing for `patience` s."""
+    def _empty(self, patience: float) -> bool:
+        """Copy what there is to the user until the jail is quiet, or the terminal took nothing for `patience` s.
+
+        True where something is left that this job must not write now.
+        """
         moved = time.monotonic()
         while self._alive and time.monotonic() - moved < patience:
             before = len(self._to_user)
             if self._open and before < BUFFER:
                 self._read_jail()
             if self._held_back():
-                return
+                return bool(self._to_user)
             if not self._to_user and not self._wait(self._master if self._open else -1, select.POLLIN):
-                return
+                return False
             if self._to_user and self._wait(self._tty, select.POLLOUT):
                 self._write_user()
                 moved = time.monotonic()
+        return False
 
     @staticmethod
     def _wait(descriptor: int, what: int) -> bool:

@@ -241,6 +241,17 @@ def test_background_output_waits_under_tostop(shell: Shell) -> None:
     shell.line("stty -tostop")
 
 
+def test_background_output_of_an_ended_jail_waits_too(shell: Shell) -> None:
+    """The relay learns of the jail's last words and of its end at once, as under load: the words are not lost."""
+    shell.line(f"stty tostop; {FAKE} sh -c 'sleep 0.8; echo from-bg' &")
+    time.sleep(0.4)
+    shell.line("kill -STOP %1; sleep 1; kill -CONT %1; sleep 0.5; echo at-$((40+2))")
+    shell.expect("at-42")
+    shell.line("fg")
+    shell.expect("\r\nfrom-bg\r\n")
+    shell.line("stty -tostop")
+
+
 def test_typed_ahead_does_not_reach_the_shell(shell: Shell, tmp_path: Path) -> None:
     shell.line(f"{FAKE} sh -c 'echo up; sleep 0.5'")
     shell.expect("\r\nup\r\n")
