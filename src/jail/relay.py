@@ -330,7 +330,7 @@ class Relay:
         self._resize()
 
     def _finish(self) -> None:
-        """What the jail wrote before its end is still in the pty. A background job that must not write waits with it."""
+        """What the jail wrote before its end is still in the pty. A background job that must not write keeps it."""
         self._open = True
         while self._empty(STUCK):
             began = time.monotonic()
