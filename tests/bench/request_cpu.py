@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from tests.bench.figures import Absent, Row
 from tests.bench.world import Contestant, contestants
 
-ROUNDS = 7
-NUMBER = {"credgate": 800, "envoy": 1600, "mitmdump": 200, "direct": 1600}
+ROUNDS = 5
+NUMBER = {"credgate": 400, "envoy": 1600, "mitmdump": 200, "direct": 1600}
 MICRO = 1e6
 
 
