@@ -94,13 +94,18 @@ def summary(samples: Sequence[float]) -> dict[str, float]:
 HEAD = ("figure", "peer", "ours", "peer's", "unit", "ratio", "(least, most)", "goal", "bar", "verdict")
 
 
+def short(number: float) -> str:
+    """Four digits, and never an exponent."""
+    return f"{number:.0f}" if number >= 1000 else f"{number:.4g}"
+
+
 def cells(row: Row | Absent) -> tuple[str, ...]:
     if isinstance(row, Absent):
         return (row.name, row.peer, *[""] * 7, row.verdict)
     sign = "≥" if row.at_least else "≤"
     low, high = row.spread
     limits = [f"{sign} {limit:g}" if limit is not None else "" for limit in (row.goal, row.bar)]
-    medians = [f"{statistics.median(samples):.4g}" for samples in (row.ours, row.theirs)]
+    medians = [short(statistics.median(samples)) for samples in (row.ours, row.theirs)]
     return (
         row.name,
         row.peer,

@@ -41,9 +41,10 @@ def test_without_a_bar_nothing_is_judged() -> None:
 
 
 def test_a_table_has_all_rows_and_even_columns() -> None:
-    lines = table([row([1], [2], bar=2.0), Absent(name="it", peer="gone")]).splitlines()
+    lines = table([row([1], [16500], bar=2.0), Absent(name="it", peer="gone")]).splitlines()
     assert len(lines) == 4
     assert len({len(line) for line in lines}) == 1
+    assert "| 16500 " in lines[2]
     assert "short" not in lines[2] and "not measured" in lines[3]
 
 
