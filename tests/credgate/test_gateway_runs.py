@@ -283,3 +283,30 @@ def test_after_the_kill_no_event_reaches_a_layer(tmp_path: Path) -> None:
             assert len(reached) == 1
 
     asyncio.run(main())
+
+
+def test_after_the_kill_no_event_that_waited_reaches_a_layer(tmp_path: Path) -> None:
+    async def main() -> list[object]:
+        async with rig(tmp_path) as r:
+            client = await r.tunnel()
+            assert (await client.get(host=f"api.good.test:{r.direct}")).status == 200
+            (handler,) = (h for i in r.gateway._instances["run-1"] for h in i.handlers)
+            reached: list[object] = []
+
+            def take(event: object) -> object:
+                reached.append(event)
+                if len(reached) == 1:  # an event that comes while one is at work waits its turn
+                    handler.feed(events.DataReceived(handler.client, b"y"))
+                    assert len(reached) == 1
+                    if killed:
+                        handler.kill()
+                return iter(())
+
+            handler.layer.handle_event = take
+            await handler.server_event(events.DataReceived(handler.client, b"x"))
+            return reached
+
+    killed = False
+    assert len(asyncio.run(main())) == 2
+    killed = True
+    assert len(asyncio.run(main())) == 1
