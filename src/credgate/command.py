@@ -89,13 +89,21 @@ def find_command(name: str, host: Host) -> Command:
 
 def _search(name: str, path: str, cwd: str) -> str:
     candidates = [Path(cwd, name)] if "/" in name else [Path(cwd, d or ".", name) for d in path.split(os.pathsep)]
-    present = [c for c in candidates if c.is_file()]
+    present = [c for c in candidates if _is_there(c)]
     for candidate in present:
         if os.access(candidate, os.X_OK):
             return os.path.normpath(candidate)
     if present:
         raise CommandError("not_executable", f"{present[0]}: not executable", "check its mode", NOT_EXECUTABLE)
     raise CommandError("not_found", f"{name}: command not found", "is it installed, and on PATH?", NOT_FOUND)
+
+
+def _is_there(candidate: Path) -> bool:
+    """Whether a file is there, or may be: a directory that its user can't enter holds up no search (execvp(3))."""
+    try:
+        return candidate.is_file()
+    except PermissionError:
+        return True
 
 
 def _covered(path: str, trees: Sequence[str]) -> bool:
