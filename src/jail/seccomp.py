@@ -49,6 +49,9 @@ DEBUG_OPENS = frozenset({"ptrace", "process_vm_readv", "process_vm_writev", "pid
 USERNS_OPENS = frozenset({"unshare", "chroot"})
 UNIX, INET, INET6, NETLINK = 1, 2, 10, 16
 FAMILIES = (UNIX, INET, INET6, NETLINK)
+# Whose arguments are looked at and that programs make all the time: compared first. The kernel keeps a bitmap of the
+# calls that a filter allows by number alone and runs it for the others only (measured: openat came 89th of 467).
+OFTEN = ("openat", "open", "ioctl")
 RAW, PACKET = 3, 10  # socket types; the kernel turns INET with SOCK_PACKET into AF_PACKET
 TYPE_MASK = 0xF  # above it: SOCK_CLOEXEC, SOCK_NONBLOCK
 # MPTCP goes around Landlock's and netfilter's view of TCP; the rest is code that no agent needs.
@@ -83,6 +86,7 @@ def compile_filter(*, arch: str, debug: bool = False, userns: bool = False) -> C
         nr = _number(arch, name)
         if nr is not None:
             _add(made, code, nr, *args)
+    _put_first(made, arch)
     bpf = _exported(made.export_bpf)
     return Compiled(bpf=bpf, sha256=hashlib.sha256(bpf).hexdigest(), pfc=_exported(made.export_pfc).decode())
 
@@ -163,6 +167,13 @@ def _add(made: Any, code: int, nr: int, *args: Compare) -> None:
     except OSError as error:
         detail = f"libseccomp refused a rule for system call {nr}: {error.strerror}"
         raise JailError("seccomp_rule", detail, "", error.errno or 0) from error
+
+
+def _put_first(made: Any, arch: str) -> None:
+    for rank, name in enumerate(OFTEN):
+        nr = _number(arch, name)
+        if nr is not None:
+            made.syscall_priority(nr, 255 - rank)
 
 
 def _exported(export: Callable[[BinaryIO], None]) -> bytes:
