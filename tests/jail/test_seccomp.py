@@ -7,9 +7,9 @@ import hashlib
 import json
 import mmap
 import os
-import re
 import platform
 import pty
+import re
 import resource
 import signal
 import socket
