@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -333,6 +334,43 @@ def test_an_answer_in_the_middle_of_an_upload(answer: bytes, tmp_path: Path) -> 
             assert await got(client) == b""
             assert len(r.records("intent")) == 1
             assert r.records("outcome")[0]["status"] == 413
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("framing", "body", "goes_on"),
+    [
+        (b"Content-Length: 100000", b"x" * 100_000, True),
+        (b"Content-Length: 2000000", b"x" * 2_000_000, False),
+        (b"Transfer-Encoding: chunked", b"3\r\nabc\r\n0\r\n\r\n", False),
+        (b"Content-Length: 100\r\nExpect: 100-continue", b"x" * 100, False),
+    ],
+)
+def test_a_refused_body_is_read_to_its_end_and_no_longer(
+    framing: bytes, body: bytes, goes_on: bool, tmp_path: Path
+) -> None:
+    """Measured: a client that sends on behind `connection: close` waited five seconds for an answer to nobody."""
+
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            client = await r.tunnel()
+            client.writer.write(head(r, b"PUT /closed HTTP/1.1", framing) + body[:2])
+            refused = await client.answer()
+            assert refused.status == 403
+            assert (b"connection: close" in refused.head) is not goes_on
+            begun = time.monotonic()
+            if goes_on:
+                r.good.script = scripted(OK)
+                client.writer.write(body[2:40])
+                await asyncio.sleep(0.05)
+                client.writer.write(body[40:] + head(r))
+                assert (await client.answer()).status == 200
+            else:
+                client.writer.write(body[2:])
+                assert await got(client) == b""
+            assert time.monotonic() - begun < 3
+            assert [line["path"] for line in r.records("intent")] == (["/free/a"] if goes_on else [])
 
     asyncio.run(main())
 

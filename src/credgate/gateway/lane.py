@@ -86,7 +86,10 @@ class Lane(TargetSide):
         return None
 
     def _from_client(self, data: bytes) -> Commands:
-        if self._over or self._lingering:
+        if self._over:
+            return
+        if self._lingering:
+            yield from self._forget(data)
             return
         self._buffer += data
         turn = self._turn
@@ -148,7 +151,7 @@ class Lane(TargetSide):
         refusal = self._steps.bad_head(self._state, http=error.http, detail=str(error))
         if error.http or not bare:  # a tunnel that holds no HTTP at all is not spoken to
             yield from self._send(refusal.wire())
-            yield from self._linger(SHORT_LINGER)
+            yield from self._linger(seconds=SHORT_LINGER)
         else:
             yield from self._close()
 

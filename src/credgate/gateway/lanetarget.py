@@ -37,6 +37,8 @@ class TargetSide(layer.Layer):
         self._link: Link | None = None
         self._over = False
         self._lingering = False
+        self._rest: Counted | Chunked | None = None  # of a request, read and forgotten
+        self._goes_on = False  # behind it
         self._timer: commands.RequestWakeup | None = None
         self._asked: dict[int, Link] = {}  # by the id of a command, whose answer goes to the link that gave it
 
@@ -56,23 +58,40 @@ class TargetSide(layer.Layer):
             yield commands.SendData(self.context.client, data)
 
     def _refuse(self, turn: Turn) -> Commands:
-        """Speak the refusal. Behind a body that is still to come the connection ends, once the client had its time."""
+        """Speak the refusal. Behind a long body that is still to come the connection ends."""
         refusal = turn.exchange.refusal
         if refusal is None:
             raise RuntimeError("refused without a reason")
         self._turn = None
-        close = not (turn.request_done and turn.client_keeps)
+        close = not (turn.client_keeps and (turn.request_done or turn.rest_is_short))
         yield from self._send(refusal_bytes(turn, refusal, close=close))
         if not turn.request_done:
-            yield from self._linger()
+            yield from self._linger(turn.body, goes_on=not close)
         elif close:
             yield from self._close()
 
-    def _linger(self, seconds: float | None = None) -> Commands:
+    def _linger(
+        self, body: Counted | Chunked | None = None, *, goes_on: bool = False, seconds: float | None = None
+    ) -> Commands:
         """Read and forget for a while: a connection closed on unread bytes is reset, and the answer lost with it."""
-        self._lingering, self._buffer = True, b""
+        self._lingering, self._rest, self._goes_on = True, body, goes_on
+        data, self._buffer = self._buffer, b""
         self._timer = commands.RequestWakeup(LINGER if seconds is None else seconds)
         yield self._timer
+        yield from self._forget(data)
+
+    def _forget(self, data: bytes) -> Commands:
+        """The end of the body ends the wait: measured, Bun sends its next request behind a `connection: close` too."""
+        body = self._rest
+        if body is None:
+            return
+        _, behind = body.feed(data)
+        if body.done and self._goes_on:
+            self._lingering, self._rest, self._timer, self._buffer = False, None, None, behind
+        elif body.done and not behind:
+            yield from self._close()
+        elif body.done or body.fault is not None:
+            self._rest = None
 
     # -- the target -------------------------------------------------------------------------------------------------
 
@@ -278,7 +297,7 @@ class TargetSide(layer.Layer):
         if not (turn.keep and turn.request_done):
             yield from self._drop()
         if not turn.request_done:
-            yield from self._linger()
+            yield from self._linger(turn.body)
         elif closes(turn):
             yield from self._close()
 

@@ -14,6 +14,7 @@ _HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade", b"transfer-encoding"}
 )
 _SMALL = 4 << 10  # bytes
+_SHORT = 1 << 20  # bytes of a refused body that are read so that its connection can go on
 _REQUEST_FRAMING = frozenset({b"content-length", b"transfer-encoding", b"expect", b"trailer"})
 
 
@@ -68,6 +69,11 @@ class Turn:
     def client_keeps(self) -> bool:
         """Whether the client wants to go on after the answer."""
         return keeps(self.head.version, self.head.fields)
+
+    @property
+    def rest_is_short(self) -> bool:
+        """Whether what is still to come of the body is known to come, and soon over. Behind a 100 it may never come."""
+        return isinstance(self.body, Counted) and self.body.left <= _SHORT and not self.expects
 
     @property
     def may_retry(self) -> bool:
