@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.bench import (
     bulk,
+    cold_connection,
     event_delay,
     footprint,
     launch,
@@ -26,6 +27,7 @@ BENCHMARKS = {
     "event_delay": event_delay.measure,
     "bulk": bulk.measure,
     "new_connections": new_connections.measure,
+    "cold_connection": cold_connection.measure,
     "footprint": footprint.measure,
     "open_inside": open_inside.measure,
     "proof_share": proof_share.measure,

@@ -27,7 +27,7 @@ addons = [Inject()]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upstream:
-    """The target: its name, port and CA, what it wants, and a certificate of that name for who stands before it."""
+    """The target: name, address, port and CA, what it wants, and a certificate of its name for who stands before it."""
 
     host: str
     port: int
@@ -35,6 +35,7 @@ class Upstream:
     credential: str
     pair: KeyPair
     home: Path
+    address: str = "127.0.0.1"
 
 
 def _installed(pattern: str) -> Path | None:
@@ -51,8 +52,8 @@ def codex_binary() -> Path | None:
     return _installed("node_modules/@openai/codex-linux-*/vendor/*/bin/codex")
 
 
-def _at(port: int) -> dict[str, Any]:
-    return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
+def _at(port: int, address: str = "127.0.0.1") -> dict[str, Any]:
+    return {"socket_address": {"address": address, "port_value": port}}
 
 
 def _tls(kind: str, common: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def envoy_config(upstream: Upstream, port: int) -> dict[str, Any]:
     }
     names = [{"san_type": "DNS", "matcher": {"exact": upstream.host}}]
     verified = {"trusted_ca": {"filename": str(upstream.ca)}, "match_typed_subject_alt_names": names}
-    endpoint = {"endpoint": {"address": _at(upstream.port)}}
+    endpoint = {"endpoint": {"address": _at(upstream.port, upstream.address)}}
     cluster = {
         "name": "target",
         "type": "STATIC",

@@ -1,7 +1,7 @@
 """What everything is asked of: a TLS server on loopback, run as a process. Standard library, and quick.
 
-usage: served.py CERTIFICATE KEY CREDENTIAL; prints its port. A request without the credential gets a 401, so that no
-contestant is measured that does not do the work.
+usage: served.py CERTIFICATE KEY CREDENTIAL [ADDRESS]; prints its port. A request without the credential gets a 401, so
+that no contestant is measured that does not do the work.
 """
 
 import asyncio
@@ -90,12 +90,12 @@ class Served(asyncio.Protocol):
         self.transport.write(b"0\r\n\r\n")
 
 
-async def main(certificate: str, key: str, credential: str) -> None:
+async def main(certificate: str, key: str, credential: str, address: str = "127.0.0.1") -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate, key)
     tls.set_alpn_protocols(["http/1.1"])
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Served(credential.encode()), "127.0.0.1", 0, ssl=tls, backlog=128)
+    server = await loop.create_server(lambda: Served(credential.encode()), address, 0, ssl=tls, backlog=128)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 

@@ -29,7 +29,7 @@ source = "keyring:credgate/api"
 [endpoint.api]
 host = "{host}"
 dial_port = {port}
-address = ["127.0.0.1"]
+address = ["{address}"]
 ca = "ca.pem"
 [[endpoint.api.allow]]
 id = "read"
@@ -87,8 +87,11 @@ def client(argv: Sequence[str], **kw: Any) -> Iterator["subprocess.Popen[str]"]:
         process.communicate(timeout=30)
 
 
-def outside(host: str, port: int, ca: Path, *, proxied: bool = False, credential: str = "") -> list[str]:
-    said = (host, "127.0.0.1", str(port), str(ca), str(int(proxied)), credential)
+def outside(
+    host: str, port: int, ca: Path, *, proxied: bool = False, credential: str = "", address: str = "127.0.0.1"
+) -> list[str]:
+    """The client's command line for a proxy or a target at that address."""
+    said = (host, address, str(port), str(ca), str(int(proxied)), credential)
     return [sys.executable, "-I", load.__file__, *said]
 
 
@@ -131,11 +134,11 @@ def daemon(of: Site) -> int:
 
 
 @contextmanager
-def credgate(port: int, ca: Path) -> Iterator[Contestant]:
+def credgate(port: int, ca: Path, address: str = "127.0.0.1") -> Iterator[Contestant]:
     """As installed: a jail, policy, ledger and scrub on. Daemon, resolver, and what waits beside the jail count."""
     with site() as place:
         place.secret("api", VALUE, told=True)
-        place.policy(POLICY.format(host=HOST, port=port), ca)
+        place.policy(POLICY.format(host=HOST, port=port, address=address), ca)
         place.write("work/load.py", Path(load.__file__).read_text())
         words = [place.python(), "-I", "load.py", HOST, "", "0", "", "env", ""]
         argv = jailed(place, *words)
