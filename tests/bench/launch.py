@@ -3,6 +3,7 @@
 import pwd
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -10,12 +11,26 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.bench.figures import Absent, Row
-from tests.bench.peers import codex_binary
+from tests.bench.peers import codex_binary, installed
 from tests.bench.world import jailed, site
 from tests.e2e.site import Site
 
 ROUNDS = 25
 BWRAP = ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
+SANDLOCK = """import sys
+sys.path.insert(0, sys.argv[1])
+from sandlock import Sandbox
+sys.exit(not Sandbox(fs_readable=["/"]).run(["/bin/true"], timeout=10).success)
+"""
+NONO = """import sys
+sys.path.insert(0, sys.argv[1])
+from nono_py import AccessMode, CapabilitySet, sandboxed_exec
+allowed = CapabilitySet()
+allowed.allow_path("/", AccessMode.READ)
+allowed.block_network()
+sys.exit(sandboxed_exec(allowed, ["/bin/true"], cwd="/", timeout_secs=10.0).exit_code)
+"""
+TOLD = ("sandlock", "nono-py", "sandbox-runtime", "no jail")  # nothing is promised against these
 
 
 def milliseconds(of: Site, argv: list[str], env: Mapping[str, str]) -> float:
@@ -40,6 +55,13 @@ def contestants(of: Site) -> dict[str, list[str]]:
     codex = codex_binary()
     if codex is not None:
         argv["codex sandbox"] = of.as_user([codex, "sandbox", "/bin/true"])
+    for name, package, script in (("sandlock", "sandlock", SANDLOCK), ("nono-py", "nono_py", NONO)):
+        found = installed(package)
+        if found is not None:
+            argv[name] = of.as_user([sys.executable, "-I", "-c", script, found.parent])
+    runtime = installed("node_modules/@anthropic-ai/sandbox-runtime/dist/cli.js")
+    if runtime is not None:
+        argv["sandbox-runtime"] = of.as_user(["node", runtime, "/bin/true"])
     return argv
 
 
@@ -58,7 +80,7 @@ def measure() -> list[Row | Absent]:
     return [
         _row(times, "bubblewrap", goal=5, bar=8),
         _row(times, "codex sandbox", bar=1),
-        _row(times, "no jail"),
+        *(_row(times, peer) for peer in TOLD),
     ]
 
 

@@ -38,18 +38,18 @@ class Upstream:
     address: str = "127.0.0.1"
 
 
-def _installed(pattern: str) -> Path | None:
+def installed(pattern: str) -> Path | None:
     """Where `scripts/bench` put a program, if it could."""
     return next(Path(os.environ.get("CREDGATE_BENCH_PEERS", "/nowhere")).glob(pattern), None)
 
 
 def envoy_binary() -> Path | None:
-    return _installed("envoy/_bin/envoy")
+    return installed("envoy/_bin/envoy")
 
 
 def codex_binary() -> Path | None:
     """The program itself, which the command of that name starts by way of Node."""
-    return _installed("node_modules/@openai/codex-linux-*/vendor/*/bin/codex")
+    return installed("node_modules/@openai/codex-linux-*/vendor/*/bin/codex")
 
 
 def _at(port: int, address: str = "127.0.0.1") -> dict[str, Any]:

@@ -6,7 +6,8 @@ from tests.bench.figures import Absent, Row
 from tests.bench.world import Contestant, contestants
 
 ROUNDS = 5
-NUMBER = {"credgate": 400, "envoy": 1600, "mitmdump": 200, "direct": 1600}
+NUMBER = {"credgate": 400, "envoy": 1600, "mitmdump": 200, "squid": 1600, "http-mitm-proxy": 400, "direct": 1600}
+TOLD = ("squid", "http-mitm-proxy")  # peers that nothing is promised against
 MICRO = 1e6
 
 
@@ -44,6 +45,11 @@ def _rows(links: int, cost: Mapping[str, list[float]], rate: Mapping[str, list[f
             inverse=True,
         )
     )
+    for peer in TOLD:
+        if peer in cost:
+            rows.append(Row(name=name, peer=peer, unit="us CPU/request", ours=ours, theirs=cost[peer]))
+        else:
+            rows.append(Absent(name=name, peer=peer))
     for peer in rate:
         if peer != "credgate":
             told = f"request rate c={links}"
@@ -54,7 +60,7 @@ def _rows(links: int, cost: Mapping[str, list[float]], rate: Mapping[str, list[f
 def measure() -> list[Row | Absent]:
     """At one connection and at sixteen; the direct row shows that client and target are not what limits."""
     rows: list[Row | Absent] = []
-    with contestants("envoy", "mitmdump", "direct") as racing:
+    with contestants("envoy", "mitmdump", *TOLD, "direct") as racing:
         for links in (1, 16):
             rows += _rows(links, *_rounds(racing, links))
     return rows

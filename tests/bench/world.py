@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.bench import kernel, load, peers, served
+from tests.bench import kernel, load, peers, proxies, served
 from tests.bench.proof_share import account
 from tests.e2e.site import BIN, Site, make_site
 from tests.targets.pki import Authority
@@ -158,8 +158,13 @@ def _peer(name: str, upstream: peers.Upstream, stack: ExitStack) -> Contestant:
     match name:
         case "envoy":
             pid, port = stack.enter_context(peers.envoy(upstream))
+        case "squid":
+            pid, port = stack.enter_context(proxies.squid(upstream))
         case "mitmdump":
             pid, port, ca = stack.enter_context(peers.mitmdump(upstream))
+            proxied = True
+        case "http-mitm-proxy":
+            pid, port, ca = stack.enter_context(proxies.http_mitm_proxy(upstream))
             proxied = True
         case _:
             pid, port, own = 0, upstream.port, upstream.credential
@@ -171,7 +176,8 @@ def _peer(name: str, upstream: peers.Upstream, stack: ExitStack) -> Contestant:
 
 @contextmanager
 def contestants(*names: str) -> Iterator[dict[str, Contestant]]:
-    """Those asked for, ready; `envoy` is left out where it isn't installed."""
+    """Those asked for, ready; a peer is left out where it isn't installed."""
+    here = {"envoy": peers.envoy_binary, "squid": proxies.squid_binary, "http-mitm-proxy": proxies.node_module}
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="credgate-bench-")))
         authority = Authority(home, "bench-ca")
@@ -181,6 +187,6 @@ def contestants(*names: str) -> Iterator[dict[str, Contestant]]:
         )
         made = {"credgate": stack.enter_context(credgate(port, authority.ca))}
         for name in names:
-            if name != "envoy" or peers.envoy_binary() is not None:
+            if name not in here or here[name]() is not None:
                 made[name] = _peer(name, upstream, stack)
         yield made
