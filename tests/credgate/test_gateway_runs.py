@@ -124,7 +124,7 @@ def test_not_started(tmp_path: Path) -> None:
 def test_a_missing_hook_is_no_gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with rig(tmp_path) as r:
-            monkeypatch.setattr("credgate.gateway.server.HOOKS", (*hooks.HOOKS, "no_such_hook"))
+            monkeypatch.setattr("credgate.gateway.serving.HOOKS", (*hooks.HOOKS, "no_such_hook"))
             with pytest.raises(GatewayError, match="no_such_hook"):
                 await r.gateway.start()
 
@@ -134,7 +134,7 @@ def test_a_missing_hook_is_no_gateway(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_missing_option_is_no_gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with rig(tmp_path) as r:
-            monkeypatch.setattr("credgate.gateway.server._OPTIONS", {"no_such_option": False})
+            monkeypatch.setattr("credgate.gateway.serving._OPTIONS", {"no_such_option": False})
             with pytest.raises(GatewayError, match="option"):
                 await r.gateway.start()
 

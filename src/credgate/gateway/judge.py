@@ -190,15 +190,15 @@ class Judge:
 
     async def _certificate(self, run: Run, allow: Allow) -> Identity | None:
         binding = certificate_of(allow)
-        return None if binding is None else self.identities.of(await self._fetch(run, binding.secret))
+        return None if binding is None else self.identities.of(await self.fetch(run, binding.secret))
 
     async def _proxy_secret(self, run: Run, allow: Allow) -> Secret | None:
         proxy = allow.endpoint.proxy
         if proxy is None or not proxy.secret:
             return None
-        return await self._fetch(run, proxy.secret)
+        return await self.fetch(run, proxy.secret)
 
-    async def _fetch(self, run: Run, name: str) -> Secret:
+    async def fetch(self, run: Run, name: str) -> Secret:
         """A secret's value now; from here on it is looked for in what passes."""
         rule = run.policy.secrets[name]
         minted = rule.kind is SourceKind.MINT
@@ -215,7 +215,7 @@ class Judge:
         bindings = {binding.name: binding.secret for binding in bound}
         values: dict[str, str] = {}
         for name in dict.fromkeys(bindings.values()):
-            values[name] = (await self._fetch(run, name)).reveal()
+            values[name] = (await self.fetch(run, name)).reveal()
         for binding in (b for b in bound if b.place is PlaceKind.BASIC):
             self.known.add(binding.secret, values[binding.secret], basic=plain_text(binding, values))
         exchange.cred_fp = self.fingerprints.of(allow.endpoint, request.host, values.values())
@@ -235,7 +235,7 @@ class Judge:
         bindings: Mapping[str, str],
         use: Use,
     ) -> Deny | None:
-        closed = _over(state, use)  # fetching took its time
+        closed = over(state, use)  # fetching took its time
         if closed is None:
             closed = standing.charge(state.run, use)
         if closed is not None:
@@ -244,7 +244,7 @@ class Judge:
         state.exchanges.add(exchange)
         if bindings:
             await self.records.ledger.durable(exchange.intent_seq)
-        return _over(state, use)
+        return over(state, use)
 
 
 async def _aside[T](size: int, work: Callable[[], T]) -> T:
@@ -262,7 +262,7 @@ def _with(exchange: Exchange, request: Request, verdict: Allow | Deny) -> _Judge
     return request, verdict
 
 
-def _over(state: ClientState, use: Use) -> Deny | None:
+def over(state: ClientState, use: Use) -> Deny | None:
     """What has changed since this request was judged: a reload closes every connection, a revocation some."""
     return deny(Reason.REVOKED) if state.closed else standing.closed(state.run, use)
 

@@ -12,6 +12,7 @@ from mitmproxy.proxy.layers import modes
 from mitmproxy.proxy.mode_servers import AsyncioServerInstance
 from mitmproxy.proxy.mode_specs import ProxyMode
 
+from credgate.gateway.accepting import Acceptor, Share
 from credgate.gateway.crowd import Crowd
 from credgate.gateway.dial import Streams
 from credgate.gateway.exchange import ClientState
@@ -58,6 +59,7 @@ class CredgateInstance(AsyncioServerInstance[CredgateMode]):  # type: ignore[no-
     hooks: Hooks
     options: Options
     crowd: Crowd
+    share: Share | None = None  # with the processes that accept on the same sockets
     handlers: dict[GateHandler | Tunnel, asyncio.Task[Any]]
 
     @classmethod
@@ -74,6 +76,8 @@ class CredgateInstance(AsyncioServerInstance[CredgateMode]):  # type: ignore[no-
         sock = self.listener.sock
         if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             raise OSError(f"socket for port {self.listener.port} does not listen")
+        if self.share is not None:
+            return [Acceptor(sock, self.share, self.handle_stream)]
         return [await asyncio.start_server(self.handle_stream, sock=sock)]
 
     def top_layer(self, handler: GateHandler) -> Layer:

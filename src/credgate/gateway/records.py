@@ -29,32 +29,41 @@ ALARMING = frozenset({Reason.PLACEHOLDER_MISPLACED, Reason.SECRET_MISPLACED})
 class Records:
     """Writes for one ledger. Every method raises LedgerError when the line can't be written."""
 
-    def __init__(self, ledger: "Ledger", known: KnownValues) -> None:
+    def __init__(self, ledger: "Ledger", known: KnownValues, floods: Floods | None = None) -> None:
         self.ledger = ledger
         self._known = known
-        self._floods = Floods()
+        self._floods = Floods() if floods is None else floods
         self._sweeping: asyncio.TimerHandle | None = None
 
     def intent(
         self, state: ClientState, exchange: Exchange, bindings: tuple[str, ...], secrets: tuple[str, ...], marks: Marks
     ) -> int:
         """Say that a request will be forwarded; returns the line's number, which is in what `marks` adds to it."""
-        allow = exchange.allow
         return self.ledger.append(
             "intent",
             lambda seq: {"ua_tag": marks.ua_tag(seq), "ids": marks.ids(seq)},
+            **self.intent_fields(state, exchange, bindings, secrets),
+        )
+
+    @staticmethod
+    def intent_fields(
+        state: ClientState, exchange: Exchange, bindings: tuple[str, ...], secrets: tuple[str, ...]
+    ) -> dict[str, object]:
+        """What that line holds before it has a number."""
+        allow = exchange.allow
+        return {
             **_run_fields(state),
             **_request_fields(exchange),
-            verdict="allow",
-            rule="" if allow is None else allow.rule,
-            route="" if allow is None else allow.route,
-            asked=exchange.asked,
-            binding=",".join(bindings),
-            secret=",".join(secrets),
-            cred_fp=exchange.cred_fp,
-            pin=_pin(exchange),
-            detail="" if exchange.target is None else exchange.target.note,
-        )
+            "verdict": "allow",
+            "rule": "" if allow is None else allow.rule,
+            "route": "" if allow is None else allow.route,
+            "asked": exchange.asked,
+            "binding": ",".join(bindings),
+            "secret": ",".join(secrets),
+            "cred_fp": exchange.cred_fp,
+            "pin": _pin(exchange),
+            "detail": "" if exchange.target is None else exchange.target.note,
+        }
 
     def outcome(
         self, state: ClientState, exchange: Exchange, *, reason: Reason | None = None, detail: str = ""

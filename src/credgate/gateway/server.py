@@ -1,68 +1,36 @@
-"""The gateway: mitmproxy's engine on listeners that berths made, judged by the rules, recorded in the ledger."""
+"""The gateway: listeners that berths made, judged by the rules, recorded in the ledger."""
 
-import asyncio
-import logging
 from collections.abc import Sequence
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mitmproxy import ctx
-from mitmproxy.options import Options
-
 from credgate.ca import Authority
-from credgate.errors import CredgateError
-from credgate.gateway import layers
 from credgate.gateway.capture import Fingerprints
-from credgate.gateway.crowd import Crowd
 from credgate.gateway.dial import Dialler, OwnAddresses
-from credgate.gateway.expiry import Expiry
-from credgate.gateway.hooks import HOOKS, Hooks
+from credgate.gateway.hooks import Hooks
 from credgate.gateway.judge import Judge
-from credgate.gateway.mode import CredgateInstance
 from credgate.gateway.pins import Pins, Resolve
 from credgate.gateway.publish import MakeSocket, Published, bound
 from credgate.gateway.records import Records
+from credgate.gateway.serving import GatewayError, Serving
 from credgate.gateway.steps import Timeouts
 from credgate.gateway.upstream import UpstreamTls
 from credgate.known import KnownValues
 from credgate.ledger import keys
-from credgate.ledger.record import LedgerError
 from credgate.minting.calls import Calls
 from credgate.minting.minter import Minter
-from credgate.runs import Listener, Run
+from credgate.runs import Run
 from credgate.vaultserver import VaultServers
-from rules.policy import Address
 
 if TYPE_CHECKING:
     from credgate.ledger.writer import Ledger
     from credgate.vault import Vault
 
-logger = logging.getLogger(__name__)
-
-# Options that mitmproxy's addons would bring along: we use none of them, importing one imports them all (ldap3, ...).
-_OWN_OPTIONS: tuple[tuple[str, object, object], ...] = (
-    ("connection_strategy", str, "lazy"),  # eager dials before anybody judged
-    ("validate_inbound_headers", bool, True),
-    ("store_streamed_bodies", bool, False),
-    ("stream_large_bodies", str | None, None),
-    ("body_size_limit", str | None, None),
-    ("keep_host_header", bool, False),
-    ("proxy_debug", bool, False),
-    ("normalize_outbound_headers", bool, True),
-)
-# What mitmproxy would otherwise do: pass raw TCP, speak QUIC and WebSocket, copy the target's certificate.
-_OPTIONS = {"rawtcp": False, "http3": False, "websocket": False, "upstream_cert": False}
-# Their texts quote URLs, headers and certificates; what we need to know of them comes by hooks.
-_QUIET_LOGGERS = ("mitmproxy", "hpack", "h2", "asyncio")
+__all__ = ["Gateway", "GatewayError"]
 
 
-class GatewayError(CredgateError):
-    """The gateway can't listen, or isn't whole."""
-
-
-class Gateway:
-    """One for the whole daemon; runs come and go. Not thread-safe: everything runs on the loop that called start."""
+class Gateway(Serving):
+    """One for the whole daemon, in its process. Not thread-safe: everything runs on the loop that called start."""
 
     def __init__(
         self,
@@ -81,6 +49,7 @@ class Gateway:
         `known` gets every value that is fetched here, and is what is looked for in requests and answers. Raises
         CredgateError without a system trust store, PlaceError where the key of fingerprints is not ours alone.
         """
+        super().__init__()
         self.known = known or KnownValues()
         limits = timeouts or Timeouts()
         upstream = UpstreamTls(system_roots)
@@ -98,10 +67,6 @@ class Gateway:
             minter=self._minter,
         )
         self._hooks = Hooks(judge=judge, authority=authority, upstream=upstream, timeouts=limits)
-        self._options: Options | None = None
-        self._instances: dict[str, list[CredgateInstance | Published]] = {}
-        self._crowd = Crowd.below_the_limit()
-        self._expiry = Expiry(self._end)
 
     def _dialler(self, pins: Pins, own_addresses: OwnAddresses, limits: Timeouts, bundle: str) -> Dialler:
         return Dialler(
@@ -112,60 +77,6 @@ class Gateway:
             connect_timeout=limits.connect,
             bundle=bundle,
         )
-
-    async def start(self) -> None:
-        """Set mitmproxy up. Raises GatewayError where a hook or an option is missing: nothing is served then."""
-        missing = [name for name in HOOKS if not asyncio.iscoroutinefunction(getattr(self._hooks, name, None))]
-        if missing:
-            raise GatewayError("gateway_incomplete", f"gateway has no hook {', '.join(missing)}", "install it anew")
-        for name in _QUIET_LOGGERS:
-            logging.getLogger(name).setLevel(logging.WARNING)
-        options = Options()
-        for name, kind, value in _OWN_OPTIONS:
-            options.add_option(name, kind, value, "")
-        try:
-            options.update(**_OPTIONS, tcp_timeout=int(self._hooks.timeouts.idle))  # type: ignore[no-untyped-call]
-        except (KeyError, ValueError, TypeError) as error:
-            raise GatewayError("gateway_incomplete", "mitmproxy lacks an option that the gateway needs") from error
-        layers.install()
-        ctx.options = options  # ServerInstance.start reads the global
-        self._options = options
-
-    async def serve(self, run: Run, listeners: Sequence[Listener]) -> None:
-        """Accept for `run`. Raises GatewayError where one listener can't be served; then none of them is."""
-        if self._options is None:
-            raise GatewayError("gateway_stopped", "the gateway is not started")
-        if run.id in self._instances:
-            raise GatewayError("run_served", f"run {run.id} is served already")
-        self._instances[run.id] = made = []
-        self._hooks.judge.decoys.add(run)
-        try:
-            for listener in listeners:
-                instance = CredgateInstance.bind(
-                    run, listener, hooks=self._hooks, options=self._options, crowd=self._crowd
-                )
-                made.append(instance)
-                await instance.start()
-        except OSError as error:
-            await self.close(run.id)
-            raise GatewayError("listen_failed", f"run {run.id}: can't listen: {error}") from error
-        self._expiry.arm(run)
-
-    def cut(self, run_id: str, detail: str, binding: str = "") -> int:
-        """End the client and upstream connections of a run at once, or those that `binding` was used on.
-
-        Returns how many client connections they were. `detail` goes into their outcomes. The run is still served, and
-        what ends it by time is computed anew.
-        """
-        for instance in self._instances.get(run_id, [])[:1]:
-            self._expiry.arm(instance.run)
-        return self._end(run_id, detail, binding)
-
-    def _end(self, run_id: str, detail: str, binding: str) -> int:
-        instances = self._instances.get(run_id, [])
-        for instance in instances[:1]:
-            self._hooks.pool.close(instance.run)
-        return sum(instance.cut(detail, binding) for instance in instances)
 
     async def publish(self, run: Run, ports: Sequence[int], make: MakeSocket) -> None:
         """Let the host's loopback reach these ports in the jail of a run that is served, until `close`.
@@ -181,27 +92,11 @@ class Gateway:
         """Have the targets end the tokens that were made for this run, where they can; within seconds, never raises."""
         await self._minter.end(run_id)
 
-    async def close(self, run_id: str) -> None:
-        """Close the listeners of a run and all its client and upstream connections. Unknown runs are no error."""
-        self._expiry.disarm(run_id)
-        self._hooks.judge.decoys.drop(run_id)
-        for instance in self._instances.pop(run_id, []):
-            await instance.shut()
-            self._hooks.pool.close(instance.run)
+    async def _closed(self, run_id: str) -> None:
         await self.take_back(run_id)
-        try:
-            self._hooks.judge.records.settle(run_id)
-        except LedgerError as error:  # the run ends all the same
-            logger.error("gateway: run %s: counted refusals are not recorded: %s", run_id, error.code)
 
     async def stop(self) -> None:
         """Close every run."""
-        for run_id in tuple(self._instances):
-            await self.close(run_id)
+        await super().stop()
         await self._minter.drain()
         await self._vaults.close()
-        self._options = None
-
-    def _gateway_addresses(self) -> frozenset[Address]:
-        runs = (instances[0].run for instances in self._instances.values() if instances)
-        return frozenset(ip_address(run.gateway_ip) for run in runs)

@@ -1,0 +1,126 @@
+"""Several processes accept on the same listening sockets: each takes what its share of the load leaves it.
+
+The kernel wakes all who poll a listener, and whoever is first gets the connection; asyncio's own server then takes all
+that wait in one go. So each process says in shared memory how many connections it serves, takes one at a time, and
+leaves one to the others for a moment where it has more than the least busy of them.
+"""
+
+import asyncio
+import logging
+import mmap
+import os
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from credgate.peer import PASSING, PAUSE
+
+logger = logging.getLogger(__name__)
+
+SLOTS = 64  # processes, the daemon's own is the first
+_WORD = 4  # bytes: one process writes it, and an aligned word is written in one piece
+_ABSENT = 0xFFFF_FFFF
+_LATER = 0.002  # seconds that a connection waits for a process with fewer of them
+
+type Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+
+
+def make_loads() -> int:
+    """The shared memory, as a descriptor for mmap."""
+    descriptor = os.memfd_create("loads", os.MFD_CLOEXEC)
+    os.write(descriptor, _ABSENT.to_bytes(_WORD, "little") * SLOTS)
+    return descriptor
+
+
+class Share:
+    """One process's view of the loads. `descriptor` stays the caller's."""
+
+    def __init__(self, descriptor: int, slot: int) -> None:
+        self._words = memoryview(mmap.mmap(descriptor, SLOTS * _WORD)).cast("I")
+        self._slot = slot
+
+    def enter(self) -> None:
+        """From now on this process accepts."""
+        self._words[self._slot] = 0
+
+    def leave(self, slot: int) -> None:
+        """A process is gone, or accepts no more: nobody waits for it."""
+        self._words[slot] = _ABSENT
+
+    def loads(self) -> tuple[int | None, ...]:
+        """Connections of each process, None for those that are not there."""
+        return tuple(None if load == _ABSENT else load for load in self._words)
+
+    def more(self, count: int) -> None:
+        """Count connections that this process serves."""
+        self._words[self._slot] += count
+
+    @property
+    def behind(self) -> bool:
+        """Whether another process has fewer connections than this one."""
+        return min(self._words) < self._words[self._slot]
+
+
+class Acceptor:
+    """Accepts on one listener. Closed as an asyncio server is; the socket's other descriptors go on listening."""
+
+    def __init__(self, sock: socket.socket, share: Share, serve: Serve) -> None:
+        self._share, self._serve = share, serve
+        self._loop = asyncio.get_running_loop()
+        self._later: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.sockets = (sock,)
+        sock.setblocking(False)
+        self._loop.add_reader(sock, self._readable)
+
+    def close(self) -> None:
+        """Accept no more; connections that were accepted go on."""
+        (sock,) = self.sockets
+        if sock.fileno() < 0:
+            return
+        self._loop.remove_reader(sock)
+        if self._later is not None:
+            self._later.cancel()
+        sock.close()
+
+    def _readable(self) -> None:
+        if self._share.behind:
+            self._wait(_LATER)
+        else:
+            self._accept()
+
+    def _wait(self, seconds: float) -> None:
+        self._loop.remove_reader(self.sockets[0])
+        self._later = self._loop.call_later(seconds, self._again)
+
+    def _again(self) -> None:
+        """Nobody took it meanwhile, or somebody did."""
+        self._later = None
+        self._loop.add_reader(self.sockets[0], self._readable)
+        self._accept()
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self.sockets[0].accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+            logger.warning("gateway: a connection could not be accepted: %s", error.strerror)
+            self._wait(PAUSE)
+            return
+        self._share.more(1)
+        task = self._loop.create_task(self._run(sock))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, sock: socket.socket) -> None:
+        try:
+            sock.setblocking(False)
+            reader = asyncio.StreamReader(loop=self._loop)
+            protocol = asyncio.StreamReaderProtocol(reader, loop=self._loop)
+            transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, sock)
+            await self._serve(reader, asyncio.StreamWriter(transport, protocol, reader, self._loop))
+        finally:
+            self._share.more(-1)
