@@ -3,7 +3,7 @@
 
 # program:Debian package
 TEST_PROGRAMS=(
-    curl:curl gh:gh git:git java:default-jre-headless node:nodejs npm:npm nginx:nginx-light fcgiwrap:fcgiwrap nft:nftables openssl:openssl setpriv:util-linux
+    curl:curl gh:gh git:git javac:default-jdk-headless certutil:libnss3-tools node:nodejs npm:npm nginx:nginx-light fcgiwrap:fcgiwrap nft:nftables openssl:openssl setpriv:util-linux
     apache2:apache2-bin squid:squid strace:strace chromium:chromium dbus-daemon:dbus gcc:gcc less:less make:make tmux:tmux top:procps vim.tiny:vim-tiny
 )
 

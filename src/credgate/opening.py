@@ -14,7 +14,8 @@ from credgate.parts import Parts, Refusal
 from credgate.paths import Places
 from credgate.peer import Peer
 from credgate.policyfile import Effective
-from credgate.prepare import Asked, Network, children_offered, filter_of, jail_spec, program_digest
+from credgate.prepare import Asked, Network, children_offered, filter_of, jail_spec
+from credgate.programdigest import program_digest
 from credgate.roleneeds import agent_environment, decoy_environment, decoys_of, extra_ports, registry_environment
 from credgate.runs import Run
 from credgate.session import Session

@@ -2,11 +2,9 @@
 nothing. Whatever is not as the role wants it is an error with a mend, never something weaker.
 """
 
-import hashlib
 import os
 import platform
 import pwd
-import stat
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +22,7 @@ from credgate.protect import protection
 from credgate.seeding import seeded
 from credgate.treelook import TreeLook
 from credgate.trees import refuse_planted, written_before
-from credgate.trust import INSIDE_BUNDLE, Trust
+from credgate.trust import INSIDE_BUNDLE, Stores, Trust, stores
 from jail import landlock, seccomp
 from jail.plan import CLIENT_AT, ETC_ALLOWED, JailSpec, Protection, SystemEntry, Tree, private_trees, under
 from rules.envnames import credential_value
@@ -33,7 +31,6 @@ from rules.policy import Policy, Role, Workdir
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 CHECK_NAME = "credgate-check.invalid"  # RFC 6761: never resolves anywhere; asked by the look from inside
 REFUSED = 125
-MAX_PROGRAM = 2 << 30  # bytes; the largest agent CLI known here has 250 MB
 CLIENT = Path(seccomp.__file__).parent / "inside" / "credgate-child"
 NESTED = 64  # user namespaces of a jail with allow_userns: a browser makes a handful
 
@@ -202,22 +199,6 @@ def _named_trees(
     return trees, links
 
 
-def program_digest(exe: str) -> str:
-    """sha256, hex, of the file that will be exec'd; "" where the user may execute but not read it.
-
-    Raises PrepareError for one that is no regular file, or over MAX_PROGRAM: it is read here, on the host.
-    """
-    try:
-        descriptor = os.open(exe, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    except PermissionError:
-        return ""
-    with os.fdopen(descriptor, "rb") as file:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_PROGRAM:
-            raise PrepareError("program_refused", f"{exe}: no regular file of at most {MAX_PROGRAM} bytes")
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def check_values(role: Role, env: Mapping[str, str]) -> None:
     """The names were judged when the policy was loaded; here the values that this caller really has."""
     for name in role.env:
@@ -301,6 +282,8 @@ def jail_spec(
     cwd = _cwd(asked, lent)
     check_values(role, asked.env)
     shown = _inside(policy, role, person, lent, network, cwd)
+    trusted = stores(trust, person.home, lent.trees, lent.workdir, asked.env.get("JAVA_HOME", ""))
+    env = build_environment(asked.env, role.env, asked.env_names, {**trusted.env, **decoys}, shown)
     spec = JailSpec(
         run=run,
         uid=person.uid,
@@ -312,7 +295,7 @@ def jail_spec(
         cwd=cwd,
         argv=asked.argv,
         exe=lent.command.exe,
-        env=tuple(build_environment(asked.env, role.env, asked.env_names, decoys, shown).items()),
+        env=tuple(env.items()),
         system=_entries(SYSTEM),
         etc=_entries([f"/etc/{name}" for name in ETC_ALLOWED]),
         trees=tuple(Tree(path=tree) for tree in lent.trees),
@@ -320,11 +303,14 @@ def jail_spec(
         files=seeded(role.agent, person.home, cwd, decoys, [lent.workdir, *lent.trees]),
         protected=lent.protected,
         overlay=overlay(places, run) if lent.write and role.workdir is Workdir.COPY else None,
-        trust=trust.mounts,
         landlock=_landlock(person.home, lent.workdir if lent.write else "", userns=role.allow_userns),
-        check={"denied_name": CHECK_NAME, "bundle": INSIDE_BUNDLE, "bundle_sha256": trust.bundle_sha256},
     )
-    return _bounded(spec, role, network), lent.look
+    return _bounded(_entrusted(spec, trust, trusted), role, network), lent.look
+
+
+def _entrusted(spec: JailSpec, trust: Trust, found: Stores) -> JailSpec:
+    check = {"denied_name": CHECK_NAME, "bundle": INSIDE_BUNDLE, "bundle_sha256": trust.bundle_sha256}
+    return replace(spec, trust=found.mounts, copied=found.copied, check=check)
 
 
 def _cwd(asked: Asked, lent: Lent) -> str:

@@ -30,8 +30,10 @@ MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2
 FSOPEN_CLOEXEC = FSMOUNT_CLOEXEC = 1
 FSCONFIG_SET_FLAG, FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE = 0, 1, 6
 RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_IN_ROOT = 0x02, 0x04, 0x10
+UNFOLLOWED = RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 MNT_DETACH = 2
+MAX_COPIED = 1 << 20  # bytes
 
 VEILS = "/etc/credgate/hidden"  # below the root
 STAGE = "/tmp"  # noqa: S108 - any directory of the host: only this mount namespace sees what is mounted on it
@@ -84,7 +86,7 @@ def trial() -> None:
     _private()
     os.close(_filesystem("tmpfs", {"size": "64k"}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV))
     os.close(_filesystem("devpts", {"newinstance": None, "ptmxmode": "0666"}, MOUNT_ATTR_NOSUID))
-    found = _openat2(AT_FDCWD, "/usr", os.O_PATH, RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)
+    found = _openat2(AT_FDCWD, "/usr", os.O_PATH, UNFOLLOWED)
     tree = _clone(found, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_RDONLY)
     _attach(tree, found)
     os.close(tree)
@@ -114,13 +116,16 @@ def _open_source(op: Operation) -> int:
     """A detached, private copy of the source's mount tree, restricted already; -1 where there is no source."""
     if op["op"] == "overlay":
         return _open_overlay(op)
-    if op["op"] not in ("bind", "device"):
+    copied = op["op"] == "file" and "from" in op
+    if op["op"] not in ("bind", "device") and not copied:
         return -1
     attributes = MOUNT_ATTR_NOSUID
     if op["op"] == "bind":
         attributes |= MOUNT_ATTR_NODEV | (0 if op["write"] else MOUNT_ATTR_RDONLY)
     try:
-        found = _openat2(AT_FDCWD, op["from"], os.O_PATH, RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)
+        found = _openat2(AT_FDCWD, op["from"], os.O_RDONLY if copied else os.O_PATH, UNFOLLOWED)
+        if copied:
+            return found
         try:
             return _clone(found, attributes)
         finally:
@@ -151,7 +156,7 @@ def _open_overlay(op: Operation) -> int:
 
 
 def _layer(path: str) -> int:
-    return _openat2(AT_FDCWD, path, os.O_PATH | os.O_DIRECTORY, RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)
+    return _openat2(AT_FDCWD, path, os.O_PATH | os.O_DIRECTORY, UNFOLLOWED)
 
 
 def _clone(found: int, attributes: int) -> int:
@@ -351,12 +356,12 @@ def _link(root: int, op: Operation, _source: int) -> None:
     os.close(folder)
 
 
-def _file(root: int, op: Operation, _source: int) -> None:
+def _file(root: int, op: Operation, source: int) -> None:
     parent, _, name = op["at"].rpartition("/")
     folder = _make_directory(root, parent)
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
     made = os.open(os.fsencode(name), flags, op.get("mode", 0o444), dir_fd=folder)
-    os.write(made, op["text"].encode())
+    os.write(made, op["text"].encode() if source < 0 else os.read(source, MAX_COPIED))
     os.close(made)
     os.close(folder)
 

@@ -145,6 +145,7 @@ class JailSpec:
     links: tuple[tuple[str, str], ...] = ()  # (path inside, target)
     files: tuple[tuple[str, str], ...] = ()  # (path below the home, text): of its user alone, writable
     trust: tuple[tuple[str, str], ...] = ()  # (host path, path inside): bundles and trust stores, read-only
+    copied: tuple[tuple[str, str], ...] = ()  # (host path, path inside): likewise, where its client wants to write it
     protected: Protection = field(default_factory=Protection)
     overlay: Overlay | None = None  # then what is written lands there, and the host's work tree is only read
     canary: str = ""  # host path of a file that is bound in and hidden, so that an attempt can show that hiding works
@@ -315,7 +316,8 @@ def _files(spec: JailSpec) -> list[dict[str, Any]]:
 
 
 def _trust(spec: JailSpec) -> list[dict[str, Any]]:
-    return [{"op": "bind", "from": host, "at": inside, "write": False} for host, inside in spec.trust]
+    bound = [{"op": "bind", "from": host, "at": inside, "write": False} for host, inside in spec.trust]
+    return [*bound, *({"op": "file", "from": host, "at": inside, "mode": 0o600} for host, inside in spec.copied)]
 
 
 def _children(spec: JailSpec) -> list[dict[str, Any]]:

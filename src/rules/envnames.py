@@ -35,12 +35,13 @@ _CODE = _words(
 )
 # Sockets of the host; what they lead to is not bound, and the name alone makes programs wait for it.
 _SOCKETS = _words("SSH_AUTH_SOCK GPG_AGENT_INFO DBUS_SESSION_BUS_ADDRESS DOCKER_HOST XDG_RUNTIME_DIR")
-# Set by Credgate itself for every jail.
-_OURS = _words(
-    "PATH HOME PWD TMPDIR HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY FTP_PROXY SSL_CERT_FILE SSL_CERT_DIR "
-    "REQUESTS_CA_BUNDLE CURL_CA_BUNDLE GIT_SSL_CAINFO PIP_CERT AWS_CA_BUNDLE NPM_CONFIG_CAFILE CARGO_HTTP_CAINFO "
-    "NODE_EXTRA_CA_CERTS DENO_CERT NIX_SSL_CERT_FILE"
+# Where a client finds its CAs and its proxy, by whatever prefix: files that the jail lacks, ways around the gateway.
+_TRUST = re.compile(
+    r"(?:^|_)(?:CA_?(?:BUNDLE|CERTS?|CERTIFICATE|FILE|INFO|PATH|STORE|DIR)(?:_(?:FILE|PATH))*|CERT_(?:FILE|DIR))$"
+    r"|(?:^|_)(?:NO_?PROXY|(?:HTTPS?|ALL|FTP|SOCKS)_PROXY|STRICT_SSL)$|^NODE_USE_(?:SYSTEM_CA|ENV_PROXY)$"
 )
+# Set by Credgate itself for every jail.
+_OURS = _words("PATH HOME PWD TMPDIR PIP_CERT DENO_CERT GRPC_DEFAULT_SSL_ROOTS_FILE_PATH UV_SYSTEM_CERTS")
 
 
 def credential_name(name: str) -> bool:
@@ -63,7 +64,7 @@ def refused(name: str) -> str:
         return "not a name of an environment variable"
     if credential_name(name):
         return "the name looks like a credential"
-    if upper in _OURS:
+    if upper in _OURS or _TRUST.search(upper):
         return "credgate sets it for every jail itself"
     if upper in _CODE or upper.startswith(("LD_", "DYLD_", "GLIBC_", "BASH_FUNC_", "GIT_CONFIG_", "CREDGATE_")):
         return "programs run code or drop checks because of it"

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from credgate.clientenv import BUNDLE_NAMES, PROXY_NAMES, Inside, build_environment
+from credgate.clientenv import BUNDLE_NAMES, NO_PROXY, PROXY_NAMES, Inside, build_environment
 from credgate.errors import CredgateError
 from credgate.trust import INSIDE_BUNDLE
 
@@ -73,6 +73,13 @@ def test_what_finds_the_gateway_cannot_be_overridden() -> None:
 
 def test_loopback_alone_goes_around_the_proxy() -> None:
     assert made()["NO_PROXY"].split(",") == made()["no_proxy"].split(",") == ["localhost", "127.0.0.1", "::1"]
+
+
+@pytest.mark.parametrize("value", ["[::1]", "::1/128", "*", ".example", "localhost,[::1]"])
+def test_an_inherited_no_proxy_is_not_taken_over(value: str) -> None:
+    """These crash clients, or switch the proxy off."""
+    env = made({"NO_PROXY": value, "no_proxy": value})
+    assert env["NO_PROXY"] == env["no_proxy"] == NO_PROXY
 
 
 def test_the_path_is_ours_and_names_each_directory_once() -> None:

@@ -305,3 +305,25 @@ def test_a_cover_stays_when_a_directory_above_is_renamed(tree: Path) -> None:
 def test_a_link_that_came_in_a_hidden_files_place_is_refused(tree: Path) -> None:
     (tree / "link").symlink_to("file")
     assert built(bind(tree, write=True), hide("/t/link"), look=lambda: True).code == "mount_failed"
+
+
+def copied(tree: Path) -> dict[str, object]:
+    return {"op": "file", "from": str(tree / "file"), "at": "/home/ann/file", "mode": 0o600}
+
+
+def test_a_copy_is_the_jails_own(tree: Path) -> None:
+    """What is bound can't be written; what is copied can, and the host's keeps what it had."""
+    home = {"op": "tmpfs", "at": "/home/ann", "size": MIB, "inodes": 64, "mode": 0o700}
+
+    def look() -> object:
+        before = Path("/home/ann/file").read_text()
+        return [before, writes("/home/ann/file", "/t/file"), oct(stat.S_IMODE(os.stat("/home/ann/file").st_mode))]
+
+    assert built(home, copied(tree), bind(tree), look=look).value == ["text\n", [0, errno.EROFS], "0o600"]
+    assert (tree / "file").read_text() == "text\n"
+
+
+def test_a_copy_of_what_a_link_leads_to_is_none(tree: Path) -> None:
+    (tree / "file").unlink()
+    (tree / "file").symlink_to("/etc/hostname")
+    assert "mount_failed" in str(built(copied(tree), look=lambda: 0))

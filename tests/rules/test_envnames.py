@@ -30,6 +30,10 @@ def test_names_of_credentials(name: str) -> None:
         "COMPASS",
         "MONKEY",
         "JAVA_HOME",
+        "CERT_NAME",
+        "SCALA_HOME",
+        "MOCHA_FILE",
+        "PROXY_PORT",
     ],
 )
 def test_names_that_a_role_may_pass(name: str) -> None:
@@ -42,6 +46,12 @@ def test_names_that_a_role_may_pass(name: str) -> None:
     [
         *("LD_PRELOAD", "LD_LIBRARY_PATH", "NODE_OPTIONS", "PYTHONPATH", "BASH_ENV", "GIT_CONFIG_COUNT", "PERL5OPT"),
         *("HTTPS_PROXY", "https_proxy", "NO_PROXY", "SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "PATH", "HOME"),
+        *("SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "PIP_CERT", "AWS_CA_BUNDLE"),
+        *("NPM_CONFIG_CAFILE", "CARGO_HTTP_CAINFO", "CODEX_CA_CERTIFICATE", "HTTPLIB2_CA_CERTS", "NIX_SSL_CERT_FILE"),
+        *("CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE", "PERL_LWP_SSL_CA_FILE", "PERL_LWP_SSL_CA_PATH", "YARN_CA_FILE_PATH"),
+        *("npm_config_noproxy", "npm_config_https_proxy", "NPM_CONFIG_STRICT_SSL", "CARGO_HTTP_PROXY", "DENO_CERT"),
+        *("UV_SYSTEM_CERTS", "NODE_USE_ENV_PROXY", "NODE_USE_SYSTEM_CA", "NODE_TLS_REJECT_UNAUTHORIZED"),
+        *("PYTHONHTTPSVERIFY", "GIT_SSL_NO_VERIFY", "JAVA_TOOL_OPTIONS", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"),
         *("SSH_AUTH_SOCK", "DOCKER_HOST", "DBUS_SESSION_BUS_ADDRESS", "CREDGATE_POLICY", "A B", "", "1A", "A=B", "É"),
     ],
 )
