@@ -12,6 +12,7 @@ from tests.bench import (
     bulk,
     cold_connection,
     event_delay,
+    flame,
     footprint,
     launch,
     new_connections,
@@ -46,7 +47,11 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("names", metavar="NAME", nargs="*", help=f"of: {', '.join(BENCHMARKS)} (default: all)")
     parser.add_argument("--json", metavar="FILE", default="", help="write the figures there as well")
+    parser.add_argument("--flame", metavar="SVG", default="", help="draw where the daemon's time goes, and end")
     options = parser.parse_args(argv)
+    if options.flame:
+        flame.record(Path(options.flame))
+        return 0
     unknown = [name for name in options.names if name not in BENCHMARKS]
     if unknown:
         parser.error(f"got {unknown[0]}, expected one of: {', '.join(BENCHMARKS)}")
