@@ -9,6 +9,7 @@ from credgate.copies import CopyEnd
 from credgate.evidence import Evidence
 from credgate.parts import Ending, record_end
 from credgate.peer import wake
+from credgate.refusedsummary import Summary, summary_of
 
 if TYPE_CHECKING:
     from credgate.session import Session
@@ -55,7 +56,8 @@ async def close(session: "Session", ending: Ending) -> None:
     with session.going_on("end the berth"):
         await asyncio.to_thread(session.parts.keeper.release, session.berth.id)
     session.parts.claims.drop(session.run.id)
-    await _tell_end(session, ending, seen, left, copied)
+    refused = await _refused(session)
+    await _tell_end(session, ending, seen, left, copied, refused)
     session.peer.close()
 
 
@@ -71,12 +73,21 @@ async def _copied(session: "Session") -> CopyEnd | None:
     return CopyEnd(session.run.id, changed)
 
 
+async def _refused(session: "Session") -> Summary:
+    """What was refused, and the rules that would allow it; nothing is read where nothing was."""
+    run = session.run
+    if not session.ready or run.denied <= run.unasked:
+        return Summary()
+    return await asyncio.to_thread(summary_of, session.parts.places, run, run.since)
+
+
 async def _tell_end(
     session: "Session",
     ending: Ending,
     seen: Evidence,
     left: exitreport.ExitReport | None,
     copied: CopyEnd | None,
+    refused: Summary,
 ) -> None:
     body = {"ev": "ended", "run": session.run.id, "status": ending.status, "reason": ending.reason}
     if left is not None:
@@ -84,7 +95,7 @@ async def _tell_end(
     if copied is not None:
         body |= {"copy": {"changed": copied.changed}, "left": [copied.sentence()]}
     told = {"requests": session.run.requests(), "seen": seen.sentence(), **seen.to_json()}
-    await session.tell(body | told)
+    await session.tell(body | told | {"refused": list(refused.lines), "refusals": list(refused.entries)})
 
 
 async def _confirm_death(session: "Session") -> None:

@@ -187,4 +187,5 @@ async def _record(parts: Parts, run: Run, spec: JailSpec, look: TreeLook, limits
         switches=list(role.switches()) or None,
         registries=list(run.policy.registries()) or None,
     )
+    run.since = seq
     await parts.ledger.durable(seq)

@@ -44,6 +44,7 @@ class Run:
     denied: int = 0
     held: int = 0  # bytes of bodies that are kept to be judged
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LOOKUPS), repr=False)
+    since: int = 0  # the ledger's number of its run.start
     unasked: int = 0  # refusals that the look from inside provoked, among `denied`
     parent: str = ""  # id of the run that asked for this one
     above: "Run | None" = field(default=None, repr=False)  # the run of that id

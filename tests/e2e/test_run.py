@@ -127,7 +127,7 @@ def test_status_lines(site: Site) -> None:
     assert status == 3
     assert set(ready) == {"event", "run", "pid", "proof", "gateway", "ledger"}
     assert (ready["event"], ready["gateway"], ready["ledger"]) == ("ready", "10.213.0.1", str(site.state / "ledger"))
-    counted = {"requests", "off_route", "counters", "filter_kills", "files"}
+    counted = {"requests", "off_route", "counters", "filter_kills", "files", "refusals"}
     assert set(ended) == {"event", "run", "status", "reason", *counted}
     assert (ended["event"], ended["run"], ended["status"]) == ("exit", ready["run"], 3)
     assert (ended["reason"], ended["requests"], ended["off_route"]) == ("exited", {"allow": 0, "deny": 0}, 0)
@@ -147,6 +147,8 @@ def test_status_lines_count_what_was_refused_and_what_has_no_route(site: Site) -
     )
     _, lines = with_status(site, site.python(), "-I", "-c", dial + ask)
     assert (lines[1]["requests"], lines[1]["off_route"]) == ({"allow": 0, "deny": 1}, 1)
+    said = {"count": 1, "reason": "host_unlisted", "method": "GET", "host": "no.example", "port": 443, "path": "/"}
+    assert lines[1]["refusals"] == [said | {"proposed": True}]
 
 
 def test_no_status_line_of_a_run_that_was_refused(site: Site) -> None:

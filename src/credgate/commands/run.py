@@ -365,7 +365,8 @@ class Launch:
             status, reason = int(str(self.ended["status"])), str(self.ended["reason"])
         if self.ready:
             # null where it could not be read, or the daemon is gone: that is not zero
-            keys = ("off_route", "counters", "filter_kills", "files", *(["copy"] if "copy" in self.ended else []))
+            keys: tuple[str, ...] = ("off_route", "counters", "filter_kills", "files", "refusals")
+            keys = (*keys, "copy") if "copy" in self.ended else keys
             counts = {"requests": self.ended.get("requests", {}), **{key: self.ended.get(key) for key in keys}}
             self._write_status({"event": "exit", "run": self.id, "status": status, "reason": reason} | counts)
         if self.ended and reason not in ("exited", "signaled"):
@@ -379,9 +380,9 @@ class Launch:
             return
         allowed, denied = requests.get("allow"), requests.get("deny")
         _say(f"credgate: run {self.id}: {allowed} requests allowed, {denied} refused; {self.ended.get('seen')}\n")
-        left = self.ended.get("left")
-        for line in left if isinstance(left, list) else ():
-            _say(f"credgate: {escape(str(line))}\n")
+        for told in (self.ended.get("refused"), self.ended.get("left")):
+            for line in told if isinstance(told, list) else ():  # what is indented goes on with the line before
+                _say(("" if str(line).startswith("    ") else "credgate: ") + f"{escape(str(line))}\n")
 
     def _write_status(self, body: fdpass.Json) -> None:
         if self.options.status_fd >= 0:

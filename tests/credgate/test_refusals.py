@@ -1,0 +1,166 @@
+"""A run's refusals as the ledger has them, and what the end of a run says of them."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from credgate.gateway.floods import LINES, Floods
+from credgate.ledger.settings import Settings
+from credgate.ledger.writer import Ledger
+from credgate.prepare import CHECK_NAME
+from credgate.refusals import OWN, Refusals, RunUnknown, refusals_of
+from credgate.refusedsummary import SHOWN, summarised
+from rules.asked import Asked
+from rules.learn import learn
+from rules.packhosts import known_hosts
+from tests.rules.policies import PACKS, load
+
+REQUEST = {"via": "connect", "scheme": "https", "host": "api.example", "port": 443, "method": "GET", "path": "/a"}
+RUN = "r0123456789ab"
+
+
+def deny(ledger: Ledger, run: str = RUN, **more: object) -> int:
+    fields = {**REQUEST, "reason": "no_rule", **more}
+    return ledger.append("deny", run=run, role="dev", verdict="deny", **fields)
+
+
+def test_alike_ones_are_one_with_their_count_and_names(tmp_path: Path) -> None:
+    with Ledger.open(tmp_path / "l") as ledger:
+        start = ledger.append("run.start", run=RUN, role="dev", program="/usr/bin/agent")
+        deny(ledger, query_names=("q",))
+        deny(ledger, query_names=("page", "q"))
+        deny(ledger, count=7)  # of a flood
+        deny(ledger, path="/b")
+        deny(ledger, run="rother")
+        deny(ledger, host=CHECK_NAME)  # our own look from inside
+        deny(ledger, run="rother", path=f'/"run":"{RUN}"')  # a jail that would be counted elsewhere
+        ledger.append("dns", run=RUN, reason="dns.deny", host="x.example", qtype="A")
+    found = refusals_of(tmp_path / "l", RUN, start)
+    assert found.start is not None
+    assert found.start["program"] == "/usr/bin/agent"
+    assert [(a.path, a.count, sorted(a.query)) for a in found.asked] == [("/a", 9, ["page", "q"]), ("/b", 1, [])]
+    assert found.asked[0].first < found.asked[0].last
+    assert [a.host for a in found.names] == ["x.example"]
+    assert found.count == 10
+    assert frozenset({CHECK_NAME}) == OWN
+
+
+def test_the_counts_of_a_flood_add_up(tmp_path: Path) -> None:
+    floods, fields = Floods(), {"ev": "deny", "run": RUN, "verdict": "deny", "reason": "no_rule", **REQUEST}
+    with Ledger.open(tmp_path / "l") as ledger:
+        for number in range(500):
+            if not floods.hold(RUN, {**fields, "query_names": (f"n{number}",)}, number / 100):
+                deny(ledger, query_names=(f"n{number}",))
+        for line in floods.end(RUN):
+            ledger.append("deny", **{name: value for name, value in line.items() if name != "ev"})
+    [asked] = refusals_of(tmp_path / "l", RUN).asked
+    assert asked.count == 500
+    assert len(asked.query) == LINES
+
+
+def test_older_segments_are_not_read(tmp_path: Path) -> None:
+    settings = Settings(max_bytes=4096)
+    with Ledger.open(tmp_path / "l", settings=settings) as ledger:
+        for _ in range(40):
+            deny(ledger, run="rearlier")
+        start = ledger.append("run.start", run=RUN, role="dev")
+        for _ in range(40):
+            deny(ledger)
+    first = tmp_path / "l/seg-000001.jsonl"
+    first.write_bytes(b"")  # whoever reads it sees no run there
+    assert refusals_of(tmp_path / "l", RUN, start).count == 40
+    assert len(list((tmp_path / "l").glob("seg-*.jsonl"))) > 3
+
+
+def test_a_damaged_line_is_counted_and_not_believed(tmp_path: Path) -> None:
+    with Ledger.open(tmp_path / "l") as ledger:
+        deny(ledger)
+        deny(ledger, path="/b")
+    path = tmp_path / "l/seg-000001.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"path":"/b"', b'"path":"/c"'))
+    found = refusals_of(tmp_path / "l", RUN)
+    assert ([a.path for a in found.asked], found.damaged) == (["/a"], 1)
+
+
+@pytest.mark.parametrize("run", ["rnone", "", "../x", 'r"', "r\n", "é"])
+def test_a_run_that_is_none(tmp_path: Path, run: str) -> None:
+    with Ledger.open(tmp_path / "l") as ledger:
+        deny(ledger)
+    with pytest.raises(RunUnknown):
+        refusals_of(tmp_path / "l", run)
+
+
+def test_a_large_ledger_is_searched_and_not_parsed(tmp_path: Path) -> None:
+    with Ledger.open(tmp_path / "l") as ledger:
+        deny(ledger)
+    path = tmp_path / "l/seg-000001.jsonl"
+    line = path.read_bytes().splitlines(keepends=True)[0]
+    with path.open("ab") as file:
+        file.write(line.replace(RUN.encode(), b"relsewhere") * 40_000)  # 25 MB; each would be damaged if it were parsed
+    began = time.process_time()
+    found = refusals_of(tmp_path / "l", RUN)
+    assert (found.count, found.damaged) == (1, 0)
+    assert time.process_time() - began < 2.0  # 0.1 s measured
+
+
+# the summary
+
+POLICY = load(
+    'version = 1\n[endpoint.api]\nhost = "api.example"\n[[endpoint.api.allow]]\nid = "a"\nmethods = ["GET"]\n'
+    'paths = ["/x"]\n[role.dev]\nendpoints = ["api"]\n'
+)
+
+
+def summary(*asked: Asked, beyond: int = 0) -> str:
+    refusals = Refusals(run=RUN, asked=list(asked), beyond=beyond)
+    learned = learn(POLICY, "dev", asked, known_hosts(PACKS))
+    return "\n".join(summarised(RUN, "dev", refusals, learned).lines)
+
+
+def one(host: str = "api.example", path: str = "/a", count: int = 1, reason: str = "no_rule") -> Asked:
+    return Asked(reason=reason, method="GET", scheme="https", host=host, port=443, path=path, count=count)
+
+
+def test_the_most_frequent_comes_first_with_the_rule_that_would_allow_it() -> None:
+    said = summary(one(count=2), one(host="new.example.org", count=12, reason="host_unlisted"))
+    assert said == (
+        "refused 12 times: GET https://new.example.org/a (host_unlisted), would be allowed by\n"
+        "    [endpoint.new-example-org]\n"
+        '    host = "new.example.org"\n'
+        "    [[endpoint.new-example-org.allow]]\n"
+        '    id = "learned-1"\n'
+        '    methods = ["GET"]\n'
+        '    paths = ["/a"]\n'
+        "    query = { allow = [] }\n"
+        '    # and in [role.dev]: endpoints = [..., "new-example-org"]\n'
+        "refused 2 times: GET https://api.example/a (no_rule), would be allowed by\n"
+        "    [[endpoint.api.allow]]\n"
+        '    id = "learned-1"\n'
+        '    methods = ["GET"]\n'
+        '    paths = ["/a"]\n'
+        "    query = { allow = [] }\n"
+        f"one by one, and to write them into the policy: credgate policy learn {RUN}"
+    )
+
+
+def test_what_no_rule_allows_says_why() -> None:
+    said = summary(
+        Asked(reason="metadata", method="GET", scheme="http", host="metadata.google.internal", port=80, path="/")
+    )
+    assert said == (
+        "refused once: GET http://metadata.google.internal/ (metadata): "
+        "metadata names and addresses stay closed, whatever the policy says"
+    )
+
+
+def test_many_kinds_are_cut_short() -> None:
+    said = summary(*(one(path=f"/x{'y' * n}") for n in range(1, 10)), beyond=3)
+    assert said.count("refused once") == SHOWN
+    assert "and 4 more kinds of refusals, and 3 beyond" in said
+
+
+def test_long_and_hostile_paths_are_cut_and_stay_text() -> None:
+    said = summary(one(path="/" + "y" * 4000), one(path="/\x1b]0;x\x07\nrun", reason="path_ambiguous"))
+    assert len(said) < 2500
+    assert "too long to be shown" in said
