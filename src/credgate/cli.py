@@ -26,6 +26,10 @@ COMMANDS = {
     "doctor": "what this host can enforce",
 }
 USAGE = 2
+# Only a jail has it: jail.plan's AS_RUN_AT, and credgate.trust's INSIDE_CA, not imported here for the time that takes.
+IN_A_JAIL = "/etc/ssl/certs/credgate-ca.pem"
+AS_RUN = "/run/credgate/credgate"
+STARTS = frozenset({"run", "prove", "gateway"})
 
 
 def usage() -> str:
@@ -52,12 +56,22 @@ def _call(name: str, argv: list[str]) -> int:
     return result
 
 
+def _inside(argv: list[str]) -> int:
+    """Started by a program in a jail, which no jail and no daemon starts from: a child run, where its role has some."""
+    if os.access(AS_RUN, os.X_OK):
+        os.execv(AS_RUN, [AS_RUN, *argv])
+    hint = "a role with children may ask for a run of another role: docs/children.md"
+    return print_error(CredgateError("in_a_jail", f"credgate {argv[0]}: this is the inside of a jail", hint, 125))
+
+
 def main(argv: list[str]) -> int:
     """Dispatch; returns the exit status."""
     if not argv or argv[0] in ("-h", "--help"):
         print(usage(), file=sys.stdout if argv else sys.stderr)
         return 0 if argv else USAGE
     name = argv[0]
+    if name in STARTS and os.path.exists(IN_A_JAIL):
+        return _inside(argv)
     if name in COMMANDS:
         return _call(name, argv[1:])
     print(

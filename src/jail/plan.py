@@ -71,6 +71,7 @@ IGNORE_AT = "/etc/credgate/gitignore"
 CANARY_AT = "/etc/credgate/canary"
 CHILDREN_AT = "/run/credgate/children"
 CLIENT_AT = "/run/credgate/credgate-child"
+AS_RUN_AT = "/run/credgate/credgate"
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 
@@ -326,7 +327,7 @@ def _children(spec: JailSpec) -> list[dict[str, Any]]:
         return []
     return [
         {"op": "bind", "from": spec.children, "at": CHILDREN_AT, "write": False},
-        {"op": "file", "at": CLIENT_AT, "text": spec.client, "mode": 0o555},
+        *({"op": "file", "at": at, "text": spec.client, "mode": 0o555} for at in (CLIENT_AT, AS_RUN_AT)),
     ]
 
 

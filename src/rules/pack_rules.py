@@ -19,7 +19,7 @@ from rules.tables import Report, Table, is_name
 type Packs = Mapping[str, str]
 
 KEYS = ("pack", "about", "host", "suffixes", "with", "allow", "deny")
-ALLOW_KEYS = ("id", "methods", "paths", "query", "encoded_slash", "body", "source")
+ALLOW_KEYS = ("id", "methods", "paths", "query", "encoded_slash", "upgrade", "body", "source")
 DENY_KEYS = ("id", "methods", "paths", "hosts", "unless_body", "source")
 FROM_MEMORY = "from memory"
 _MEND = "reinstall credgate"
@@ -101,13 +101,17 @@ def _pack(name: str, table: Table) -> Pack:
 
 def _allow(pack: str, table: Table) -> AllowRule:
     methods = frozenset(_methods(table))
+    upgrade = table.flag("upgrade", default=False)
+    if upgrade and ("GET" not in methods or not table.has("body")):
+        table.fault("upgrade", "expected GET, by which a WebSocket begins, and a body, which judges its messages")
     return AllowRule(
         id=_id(pack, table),
         methods=methods | ({"HEAD"} if "GET" in methods else frozenset()),
         paths=tuple(PathPattern.parse(path) for path in table.texts("paths", required=True, empty=False)),
         query=frozenset(table.texts("query")) if table.has("query") else None,
         encoded_slash=table.flag("encoded_slash", default=False),
-        body=body_term(table, methods, upgrade=False),
+        upgrade=upgrade,
+        body=body_term(table, methods, upgrade=upgrade),
     )
 
 

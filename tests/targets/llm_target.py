@@ -5,6 +5,7 @@ shell commands, holds ASK and no result of a call, the answer is a call of that 
 
 POST /v1/messages               Anthropic Messages, stream or not; x-api-key
 POST /v1/responses              OpenAI Responses, stream or not; Authorization: Bearer
+GET  /v1/responses              the same by WebSocket: each message asks, each event is a message
 POST /v1beta/models/M:ACTION    Gemini generateContent, streamGenerateContent (SSE), countTokens; x-goog-api-key
 GET  /v1/models                 an empty list
 """
@@ -18,6 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))  # -I leaves it out
 
 from https_target import BEHAVIOURS, Handler, main
+from socket_side import serve, wants_socket
 
 ANSWER = "the word is pomegranate"
 ASK = "call the shell"
@@ -72,6 +74,8 @@ def v1(handler: Handler, rest: str) -> None:
         _send_json(handler, 200, {"input_tokens": 7})
     elif rest == "messages":
         _messages(handler, json.loads(raw))
+    elif rest == "responses" and wants_socket(handler):
+        serve(handler, lambda body: _response_events(*_response(body)))
     elif rest == "responses":
         _responses(handler, json.loads(raw))
     else:
@@ -113,6 +117,15 @@ def _message_events(start: Json, block: Json, stop: str) -> Iterator[Json]:
 
 
 def _responses(handler: Handler, body: Json) -> None:
+    whole, item = _response(body)
+    if body.get("stream"):
+        _send_events(handler, _response_events(whole, item), named=True)
+    else:
+        _send_json(handler, 200, whole)
+
+
+def _response(body: Json) -> tuple[Json, Json]:
+    """The whole answer, and the one item in it."""
     part = {"type": "output_text", "text": ANSWER, "annotations": []}
     item: Json = {"id": "msg_01", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
     if _wants_tool(body):
@@ -121,11 +134,7 @@ def _responses(handler: Handler, body: Json) -> None:
     used = {**USED, "total_tokens": 12, "input_tokens_details": {"cached_tokens": 0}}
     used["output_tokens_details"] = {"reasoning_tokens": 0}
     whole = {"id": "resp_01", "object": "response", "model": body["model"], "status": "completed", "output": [item]}
-    whole["usage"] = used
-    if body.get("stream"):
-        _send_events(handler, _response_events(whole, item), named=True)
-    else:
-        _send_json(handler, 200, whole)
+    return {**whole, "usage": used}, item
 
 
 def _response_events(whole: Json, item: Json) -> Iterator[Json]:
