@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
         print(usage(), file=sys.stdout if argv else sys.stderr)
         return 0 if argv else USAGE
     name = argv[0]
-    if name in STARTS and os.path.exists(IN_A_JAIL):
+    if name in STARTS and os.access(IN_A_JAIL, os.F_OK):
         return _inside(argv)
     if name in COMMANDS:
         return _call(name, argv[1:])
