@@ -7,10 +7,10 @@ from itertools import count
 from typing import assert_never
 
 from credgate.errors import CredgateError
+from credgate.roleneeds import sample_decoys
 from rules.decide import decide
 from rules.inject import Placement, injected, placements
 from rules.parse import parse_request
-from rules.placeholders import make_decoy
 from rules.policy import Policy
 from rules.request import Request, Via, Wire
 from rules.verdict import Allow, Deny, Verdict
@@ -141,8 +141,7 @@ def _field(text: str) -> tuple[bytes, bytes]:
 def _decoys(policy: Policy, role: str) -> dict[str, str]:
     """Sample placeholders, a different one for each binding of the role."""
     seed: Iterator[int] = count(1)
-    named = {name: policy.bindings[name].placeholder for name in policy.roles[role].bindings}
-    return {name: make_decoy(p.shape, lambda n: next(seed) % n, p.claims) for name, p in named.items() if p is not None}
+    return sample_decoys(policy, role, lambda n: next(seed) % n)
 
 
 def _filled(text: str, policy: Policy, decoys: Mapping[str, str]) -> str:

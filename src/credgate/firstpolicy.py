@@ -57,13 +57,18 @@ _ALSO = """
 def policy_for(agent: Agent, packs: Packs) -> str:
     """The whole policy, commented. Raises KeyError where the profile names no pack of ours."""
     access = agent.accesses[0]
-    text = _HEAD.format_map(_words(agent, access, packs))
-    if agent.side_hosts or agent.state:
-        hosts, state = ", ".join(agent.side_hosts) or "nothing", ", ".join(agent.state) or "nothing"
-        text += _ASIDE.format(hosts=hosts, state=state)
+    text = _HEAD.format_map(_words(agent, access, packs)) + aside(agent)
     if agent.accesses[1:]:
         text += _ALSO + "".join(_other(other) for other in agent.accesses[1:])
     return text
+
+
+def aside(agent: Agent) -> str:
+    """What it asks for beside, and what it keeps, as a comment; "" for nothing."""
+    if not agent.side_hosts and not agent.state:
+        return ""
+    hosts, state = ", ".join(agent.side_hosts) or "nothing", ", ".join(agent.state) or "nothing"
+    return _ASIDE.format(hosts=hosts, state=state)
 
 
 def _words(agent: Agent, access: Access, packs: Packs) -> Mapping[str, str]:

@@ -1,7 +1,7 @@
 """What a role's bindings and endpoints ask of a run beside its jail: decoys, their variables, ports to listen on."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rules.load_signing import AWS_SECRET_ENV
 from rules.mint_refs import mint_of
@@ -17,21 +17,25 @@ ALWAYS_OPEN = frozenset({53, 80, 443})
 def decoys_of(policy: Policy, role: str) -> dict[str, str]:
     """A fresh decoy for each binding of the role that has a placeholder, by binding name.
 
-    Bindings that sign with one secret have one decoy: the SDKs of AWS know one pair of keys.
+    Bindings of one secret with one placeholder have one decoy: a client knows one token for all hosts that take it.
     """
-    bindings = [policy.bindings[name] for name in policy.roles[role].bindings]
-    made = {
-        b.name: make_decoy(b.placeholder.shape, secrets.randbelow, b.placeholder.claims)
-        for b in bindings
-        if b.placeholder
-    }
-    shared: dict[tuple[str, Placeholder], str] = {}
-    for binding in bindings:
-        if binding.sign is not None and binding.placeholder is not None:
-            made[binding.name] = shared.setdefault((binding.secret, binding.placeholder), made[binding.name])
+    made = sample_decoys(policy, role, secrets.randbelow)
     for mint in _refreshed(policy, role):
         if mint.placeholder is not None:
             made[decoy_key(mint.name)] = make_decoy(mint.placeholder.shape, secrets.randbelow)
+    return made
+
+
+def sample_decoys(policy: Policy, role: str, random: Callable[[int], int]) -> dict[str, str]:
+    """Those of the bindings alone, by binding name; `random` as make_decoy has it."""
+    shared: dict[tuple[str, Placeholder], str] = {}
+    made: dict[str, str] = {}
+    for binding in (policy.bindings[name] for name in policy.roles[role].bindings):
+        if (held := binding.placeholder) is not None:
+            key = (binding.secret, held)
+            if key not in shared:
+                shared[key] = make_decoy(held.shape, random, held.claims)
+            made[binding.name] = shared[key]
     return made
 
 

@@ -23,7 +23,8 @@ def seeded(
     if not decoy and needs_decoy(agent):  # a child's role, of whose bindings its parent has not this one
         detail = f"agent {agent.name}: this role has no decoy for {' or '.join(sorted(agent.key_names()))}"
         raise CredgateError("seed_without_key", detail, "give both roles the binding, or leave the agent out", REFUSED)
-    made = tuple((home + seed.path[1:], fill(seed.text, decoy=decoy, cwd=cwd)) for seed in agent.seeds)
+    refresh = decoys.get(agent.login.env, "") if agent.login is not None else ""
+    made = tuple((home + seed.path[1:], fill(seed.text, decoy=decoy, cwd=cwd, refresh=refresh)) for seed in agent.seeds)
     for path, _ in made:
         tree = next((tree for tree in shown if under(path, tree) or under(tree, path)), "")
         if tree:

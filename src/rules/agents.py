@@ -3,6 +3,7 @@
 A seed is text with holes, which are filled when a run begins:
 * {decoy}     the run's decoy of the binding whose placeholder the agent reads
 * {decoy:20}  its last 20 characters
+* {refresh}   the run's decoy of the refresh token, where the profile is one of a login
 * {cwd}       the directory that the agent starts in
 A value is escaped as JSON and TOML both read it, so a hole of either stands between double quotes.
 """
@@ -11,10 +12,12 @@ import json
 import re
 from dataclasses import dataclass, field
 
+from rules.logins import Login
+
 __all__ = ["Access", "Agent", "Seed", "fill", "needs_decoy", "of_command"]
 
 _DECOY = re.compile(r"\{decoy(?::([1-9][0-9]?))?\}")
-_CWD = "{cwd}"
+_CWD, _REFRESH = "{cwd}", "{refresh}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +32,8 @@ class Seed:
 class Access:
     """One way to be let in: the secret's usual name, the packs of host and rules, and where its value goes.
 
-    `env`: the variable that the agent reads its key from; in the jail it holds a decoy of that `shape`.
+    `env`: the variable that the agent reads its key from; in the jail it holds a decoy of that `shape`. Both are ""
+    where the gateway writes the place whatever the agent sends. `claims` is JSON, of a "jwt" shape.
     """
 
     secret: str
@@ -39,6 +43,7 @@ class Access:
     format: str
     env: str
     shape: str
+    claims: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +57,10 @@ class Least:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """One profile. `state`: where it keeps its own files in a home; `side_hosts`: asked too, and done without."""
+    """One profile. `state`: where it keeps its own files in a home; `side_hosts`: asked too, and done without.
+
+    Accesses are one or the other, but with a `login` they count together: the first one's secret is the token.
+    """
 
     name: str
     about: str = ""
@@ -63,10 +71,11 @@ class Agent:
     state: tuple[str, ...] = ()
     side_hosts: tuple[str, ...] = ()
     least: Least = field(default_factory=Least)
+    login: Login | None = None
 
     def key_names(self) -> frozenset[str]:
         """The variables that it may read its key from."""
-        return frozenset(access.env for access in self.accesses)
+        return frozenset(access.env for access in self.accesses if access.env)
 
 
 def needs_decoy(agent: Agent) -> bool:
@@ -74,14 +83,14 @@ def needs_decoy(agent: Agent) -> bool:
     return any(_DECOY.search(seed.text) for seed in agent.seeds)
 
 
-def fill(text: str, *, decoy: str, cwd: str) -> str:
+def fill(text: str, *, decoy: str, cwd: str, refresh: str = "") -> str:
     """Return a seed's text with its holes filled. What is filled in is never read for holes again."""
     place = _quoted(cwd)
 
     def decoys(hole: re.Match[str]) -> str:
         return decoy[-int(hole[1]) :] if hole[1] else decoy
 
-    return place.join(_DECOY.sub(decoys, part) for part in text.split(_CWD))
+    return place.join(refresh.join(_DECOY.sub(decoys, p) for p in part.split(_REFRESH)) for part in text.split(_CWD))
 
 
 def _quoted(text: str) -> str:
@@ -91,6 +100,7 @@ def _quoted(text: str) -> str:
 
 
 def of_command(command: str, agents: tuple[Agent, ...]) -> Agent | None:
-    """The profile of a command as a user types it (a name or a path), None where none knows it."""
+    """The profile of a command as a user types it (a name or a path), None where none knows it; that of a key first."""
     name = command.rpartition("/")[2]
-    return next((agent for agent in agents if name in agent.commands), None)
+    found = sorted((agent for agent in agents if name in agent.commands), key=lambda agent: agent.login is not None)
+    return found[0] if found else None

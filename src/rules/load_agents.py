@@ -8,16 +8,18 @@ from rules import load_units
 from rules.agents import Access, Agent, Least, Seed
 from rules.envnames import refused
 from rules.hosts import HostError, HostPattern
+from rules.load_bindings import claims_of
+from rules.load_logins import load_login
 from rules.placeholders import ShapeError, check_shape
 from rules.problems import RulesError
 from rules.tables import Report, Table, closest, is_name, show
 
 __all__ = ["AGENT_KEYS", "AgentError", "load_agents", "read_agent"]
 
-AGENT_KEYS = ("about", "commands", "env", "seed", "access", "state", "side_hosts", "limits")
+AGENT_KEYS = ("about", "commands", "env", "seed", "access", "state", "side_hosts", "limits", "login")
 _SHIPPED = ("agent", "source")
 _LEAST_KEYS = ("memory", "processes", "open_files")
-_ACCESS_KEYS = ("secret", "endpoint", "rules", "place", "format", "env", "shape")
+_ACCESS_KEYS = ("secret", "endpoint", "rules", "place", "format", "env", "shape", "claims")
 _MAX_SEED = 64 << 10  # characters
 _MEND = "reinstall credgate"
 
@@ -53,16 +55,18 @@ def load_agents(tables: Mapping[str, Table], shipped: Mapping[str, str]) -> dict
 
 
 def _agent(name: str, table: Table) -> Agent:
+    login = load_login(table)
     return Agent(
         name=name,
         about=table.text("about"),
         commands=table.texts("commands"),
         env=tuple(_env(table)),
         seeds=tuple(_seeds(table)),
-        accesses=tuple(_access(access) for access in table.tables("access", known=_ACCESS_KEYS)),
+        accesses=tuple(_access(access, alone=login is None) for access in table.tables("access", known=_ACCESS_KEYS)),
         state=table.texts("state"),
         side_hosts=_hosts(table),
         least=_least(table.table("limits", known=_LEAST_KEYS)),
+        login=login,
     )
 
 
@@ -93,20 +97,24 @@ def _seeds(table: Table) -> Iterator[Seed]:
         yield Seed(path=path, text=text.lstrip("\n"))
 
 
-def _access(table: Table) -> Access:
+def _access(table: Table, *, alone: bool) -> Access:
+    """`alone`: what has no decoy is refused, since nothing would tell the agent to send anything."""
+    held = alone or table.has("env") or table.has("shape")
+    shape = table.text("shape", required=held)
     access = Access(
         secret=table.text("secret", required=True),
         endpoint=table.text("endpoint", required=True),
         rules=table.text("rules", required=True),
         place=table.text("place", required=True),
         format=table.text("format", "{secret}"),
-        env=table.text("env", required=True),
-        shape=table.text("shape", required=True),
+        env=table.text("env", required=held),
+        shape=shape,
+        claims=claims_of(table, shape),
     )
     if access.secret and not is_name(access.secret):
         table.fault("secret", f"got {show(access.secret)}, expected a name")
     try:
-        check_shape(access.shape)
+        check_shape(access.shape if held else "x{16}")
     except ShapeError as fault:
         table.fault("shape", fault.detail, fault.hint)
     return access

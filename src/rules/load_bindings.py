@@ -80,7 +80,7 @@ def _placeholder(table: Table, mode: Mode, place: PlaceKind) -> Placeholder | No
         return None
     inner = table.table("placeholder", known=("env", "shape", "claims"))
     shape = _shape(inner)
-    return Placeholder(env=_decoy_env(inner), shape=shape, claims=_claims(inner, shape))
+    return Placeholder(env=_decoy_env(inner), shape=shape, claims=claims_of(inner, shape))
 
 
 def _decoy_env(table: Table) -> str:
@@ -101,7 +101,7 @@ def _shape(table: Table) -> str:
     return text
 
 
-def _claims(table: Table, shape: str) -> str:
+def claims_of(table: Table, shape: str) -> str:
     """Read the payload of a token, as JSON."""
     if table.has("claims") and shape != JWT:
         table.fault("claims", f"got some beside the shape {show(shape)}", 'write shape = "jwt", or take them out')

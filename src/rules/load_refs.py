@@ -7,10 +7,10 @@ from itertools import combinations
 from rules.agents import needs_decoy
 from rules.load_fit import check_place
 from rules.mint_refs import mint_problems
-from rules.mints import Mint
+from rules.mints import Mint, OAuthRefresh
 from rules.places import overlap, place_text
 from rules.policy import Binding, CorporateProxy, Endpoint, Foreign, Role, TestCase, reached_by
-from rules.sources import SecretRule
+from rules.sources import SecretRule, SourceKind
 from rules.tables import Report, Table, closest, join, show
 
 
@@ -176,24 +176,37 @@ def _role(report: Report, role: Role, draft: Draft) -> None:
         if binding.placeholder and binding.placeholder.env in role.env:
             message = f"{binding.placeholder.env} is passed from the caller and holds the placeholder of {binding.name}"
             report.add(f"{where}.env", message, "take it out of env")
-    _agent(report, where, role, bindings)
+    _agent(report, where, role, bindings, draft)
     reached = reached_by(role, draft.bindings, draft.endpoints)
     _role_route(report, role, [e for n, e in draft.endpoints.items() if n in reached])
     for first, second in combinations([e for n, e in draft.endpoints.items() if n.partition("~")[0] in reached], 2):
         _one_target(report, where, first, second)
 
 
-def _agent(report: Report, where: str, role: Role, bindings: Iterable[Binding]) -> None:
-    """A profile that writes the key into a file needs exactly one decoy to write there."""
+def _agent(report: Report, where: str, role: Role, bindings: Iterable[Binding], draft: Draft) -> None:
+    """A profile that writes the key into a file needs exactly one decoy to write there; that of a login one more."""
     if role.agent is None or not needs_decoy(role.agent):
         return
-    names = role.agent.key_names()
-    found = [b.name for b in bindings if b.placeholder and b.placeholder.env in names]
+    names, hint = role.agent.key_names(), f"see: credgate init {role.agent.name} --print"
+    found = {(b.secret, b.placeholder): b for b in bindings if b.placeholder and b.placeholder.env in names}
     if len(found) != 1:
-        said = f"{len(found)} ({', '.join(found)})" if found else "none"
+        said = f"{len(found)} ({', '.join(b.name for b in found.values())})" if found else "none"
         message = f"{role.agent.name} reads its key from {' or '.join(sorted(names))}: got {said}, expected one binding"
-        hint = f"see: credgate init {role.agent.name} --print"
         report.add(f"{where}.agent", f"{message} with that placeholder", hint)
+        return
+    login = role.agent.login
+    if login is not None and not any(_refreshes(draft, name, login.env) for name, _ in found):
+        message = (
+            f"{role.agent.name} keeps a refresh token beside its key: no mint of it has the placeholder {login.env}"
+        )
+        report.add(f"{where}.agent", message, hint)
+
+
+def _refreshes(draft: Draft, secret: str, env: str) -> bool:
+    """Whether a secret is minted by one whose decoy refresh token is in this variable."""
+    rule = draft.secrets.get(secret)
+    mint = draft.mints.get(rule.ref) if rule is not None and rule.kind is SourceKind.MINT else None
+    return isinstance(mint, OAuthRefresh) and mint.placeholder is not None and mint.placeholder.env == env
 
 
 def _one_target(report: Report, where: str, one: Endpoint, other: Endpoint) -> None:
@@ -226,8 +239,8 @@ def _pair(report: Report, where: str, one: Binding, other: Binding) -> None:
             f"{one.name} and {other.name} write one place ({place_text(one)}) for the rule {', '.join(shared)}",
             "give them different rules, places or roles",
         )
-    if one.sign and other.sign and (one.secret, one.placeholder) == (other.secret, other.placeholder):
-        return  # one pair of keys in the jail for all services of an account: the SDKs know one
+    if (one.secret, one.placeholder) == (other.secret, other.placeholder):
+        return  # one token in the jail for all hosts that take it, and one pair of keys for all services of an account
     if one.placeholder and other.placeholder and one.placeholder.env == other.placeholder.env:
         report.add(
             where,

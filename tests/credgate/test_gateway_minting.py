@@ -93,7 +93,7 @@ def test_the_target_gets_a_token_and_the_jail_a_decoy(tmp_path: Path) -> None:
             said = json.loads(answered.body)
             assert answered.status == 200
             assert (said["access_token"], said["refresh_token"]) == (ACCESS_DECOY, DECOY)
-            assert 0 < said["expires_in"] <= 3600
+            assert said["expires_in"] > 7 * 86400  # no reason to ask again
             assert b"credgate-verdict: answered" in answered.head
             again = await post(
                 r, client, json.dumps({"grant_type": "refresh_token", "refresh_token": DECOY}), "application/json"

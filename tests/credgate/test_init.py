@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from credgate.commands import init, secret
-from credgate.firstpolicy import policy_for
 from credgate.policyfile import shipped_agents, shipped_packs
 from rules.load import load_policy
 from rules.load_agents import read_agent
@@ -39,14 +38,15 @@ def at_a_terminal(monkeypatch: pytest.MonkeyPatch, answer: str) -> list[str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_its_policy_loads_and_binds_the_key_of_the_profile(name: str) -> None:
     agent = read_agent(name, shipped_agents()[name])
-    text = policy_for(agent, shipped_packs())
+    text = init._text(agent)
     assert max(map(len, text.splitlines())) <= 160
     policy = load_policy(text.encode(), packs=shipped_packs(), agents=shipped_agents(), base_dir="/")
     role = policy.roles["dev"]
     assert role.agent == agent and role.workdir == "write"
-    (binding,) = policy.bindings.values()
-    assert binding.placeholder is not None and binding.placeholder.env == agent.accesses[0].env
-    assert binding.rules and policy.endpoints[binding.endpoint].deny
+    first, *others = policy.bindings.values()
+    assert first.placeholder is not None and first.placeholder.env == agent.accesses[0].env
+    assert len(others) == (len(agent.accesses) - 1 if agent.login is not None else 0)
+    assert all(binding.rules and policy.endpoints[binding.endpoint].deny for binding in (first, *others))
 
 
 def test_the_key_is_asked_for_and_kept(

@@ -63,8 +63,13 @@ def faults(text: str) -> list[str]:
     return [f"{p.where}: {p.message}" for p in caught.value.problems]
 
 
-def test_all_seven_are_there() -> None:
-    assert sorted(SHIPPED) == ["aider", "claude", "codex", "copilot", "gemini", "goose", "opencode"]
+LOGINS = [name for name, agent in SHIPPED.items() if agent.login is not None]
+
+
+def test_all_of_them_are_there() -> None:
+    keys = ["aider", "claude", "codex", "copilot", "gemini", "goose", "opencode"]
+    assert sorted(SHIPPED) == sorted([*keys, "claude-login", "codex-login", "gemini-login"])
+    assert sorted(LOGINS) == ["claude-login", "codex-login", "gemini-login"]
 
 
 @pytest.mark.parametrize("agent", SHIPPED.values(), ids=list(SHIPPED))
@@ -79,7 +84,8 @@ def test_what_a_shipped_one_names_is_there(agent: Agent) -> None:
 @pytest.mark.parametrize("agent", SHIPPED.values(), ids=list(SHIPPED))
 def test_its_files_can_be_read_whatever_the_directory_is_called(agent: Agent, cwd: str) -> None:
     for seed in agent.seeds:
-        text = fill(seed.text, decoy="sk-decoy", cwd=cwd)
+        text = fill(seed.text, decoy="sk-decoy", cwd=cwd, refresh="rt-decoy")
+        assert "{refresh}" not in text and "{decoy" not in text
         text.encode()
         (json.loads if seed.path.endswith(".json") else tomllib.loads)(text)
 

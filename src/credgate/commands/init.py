@@ -10,12 +10,15 @@ from pathlib import Path
 from credgate.commands.secret import keep
 from credgate.errors import CredgateError, print_error
 from credgate.firstpolicy import policy_for
+from credgate.loginfile import LOGIN_SUFFIX, login_file
+from credgate.loginpolicy import kept, login_policy
 from credgate.paths import Places, private_dir
 from credgate.policyfile import TREE_NAME, shipped_agents, shipped_packs
-from credgate.secretindex import read_index
+from credgate.secretindex import Index, read_index
 from credgate.text import escape
 from rules.agents import Agent
 from rules.load_agents import read_agent
+from rules.logins import Login
 from rules.tables import closest
 
 CUSTOM = "custom"
@@ -73,6 +76,7 @@ env = ["TERM", "COLORTERM", "LANG", "EDITOR"]
 _EXAMPLES = """examples:
   credgate init claude
   credgate init codex --print
+  credgate init claude --login                (signed in by a subscription)
   credgate init custom                        (an empty one, commented)
   credgate init --here && credgate policy trust ./credgate.toml
 """
@@ -96,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     known = ", ".join(sorted(shipped_agents()))
     parser.add_argument("agent", nargs="?", default=CUSTOM, metavar="AGENT", help=f"one of {known}, {CUSTOM} (default)")
+    parser.add_argument("--login", action="store_true", help="of a login by subscription, not of a key")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--here", action="store_true", help=f"write {TREE_NAME} into the current directory")
     where.add_argument("--print", action="store_true", dest="to_stdout", help="print it, write nothing")
@@ -103,8 +108,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _init(options: argparse.Namespace) -> int:
-    agent = None if options.agent == CUSTOM else _agent(options.agent)
-    text = TEMPLATE if agent is None else policy_for(agent, shipped_packs())
+    name = options.agent + LOGIN_SUFFIX * (options.login and not options.agent.endswith(LOGIN_SUFFIX))
+    agent = None if name == CUSTOM else _agent(name)
+    text = TEMPLATE if agent is None else _text(agent)
     if options.to_stdout:
         sys.stdout.write(text)
         return 0
@@ -122,6 +128,12 @@ def _init(options: argparse.Namespace) -> int:
     return _key(agent, places)
 
 
+def _text(agent: Agent) -> str:
+    return (
+        policy_for(agent, shipped_packs()) if agent.login is None else login_policy(agent, agent.login, shipped_packs())
+    )
+
+
 def _agent(name: str) -> Agent:
     known = shipped_agents()
     if name not in known:
@@ -132,8 +144,13 @@ def _agent(name: str) -> Agent:
 
 def _key(agent: Agent, places: Places) -> int:
     """See that the key is there, or ask for it where somebody can answer; say what comes next."""
-    name, start = agent.accesses[0].secret, f"credgate run -- {agent.commands[0]}"
+    start = f"credgate run -- {agent.commands[0]}"
     index = read_index(places)
+    if agent.login is not None:
+        return _login(agent, agent.login, index)
+    if (found := login_file(agent.commands[0])) is not None:
+        sys.stdout.write(f"note: {escape(str(found))} holds a login; for that: credgate init {agent.name} --login\n")
+    name = agent.accesses[0].secret
     if index is not None and name in index.entries:
         entry = index.entries[name]
         sys.stdout.write(
@@ -143,6 +160,19 @@ def _key(agent: Agent, places: Places) -> int:
         sys.stdout.write(f"next: credgate secret set {name}\nthen: {start}\n")
         return 0
     sys.stdout.write(f"next: {start}\n")
+    return 0
+
+
+def _login(agent: Agent, login: Login, index: Index | None) -> int:
+    """Say how the login comes into the vault. It is not taken unasked: the agent on the host may lose it by that."""
+    missing = [name for name in kept(login) if index is None or name not in index.entries]
+    if missing:
+        sys.stdout.write(
+            f"next: credgate secret import {agent.commands[0]}\nthen: credgate run -- {agent.commands[0]}\n"
+        )
+    else:
+        sys.stdout.write(f"the login is kept already: {', '.join(kept(login))}\n")
+        sys.stdout.write(f"next: credgate run -- {agent.commands[0]}\n")
     return 0
 
 

@@ -28,6 +28,7 @@ from rules.sources import SecretRule, SourceKind
 _EXAMPLES = """examples:
   credgate secret set github                  (asks for the value)
   pass show github | credgate secret set github
+  credgate secret import claude               (its login by subscription, from its own file)
   credgate secret test github --policy policy.toml
 
 NAME is `source = "keyring:credgate/NAME"` in a policy.
@@ -60,6 +61,8 @@ def _run(options: argparse.Namespace, places: Places) -> int:
             return _rm(options, places)
         case "test":
             return _test(options, places)
+        case "import":
+            return _import(options, places)
         case _:
             return _list(options, places)
 
@@ -82,6 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("set", parents=[common, named], help="keep a value: hidden prompt, or stdin")
     commands.add_parser("list", parents=[common, policy], help="names, backends, fingerprints, ages, where bound")
     commands.add_parser("rm", parents=[common, named], help="remove a value")
+    taken = commands.add_parser("import", parents=[common, named], help="take an agent's login by subscription")
+    taken.add_argument("--file", metavar="PATH", help="the login's file (default: where the agent keeps it)")
+    taken.add_argument("--move", action="store_true", help="remove the file once the login is kept")
     commands.add_parser("test", parents=[common, named, policy], help="is it there, and which endpoints would get it")
     return parser
 
@@ -115,6 +121,18 @@ def keep(places: Places, name: str, value: str, *, quiet: bool = False) -> Entry
             note = f"any process of yours can read {places.sealed} (credgate doctor)"
             _say(f"note: no desktop keyring works here; {note}")
     return entry
+
+
+def _import(options: argparse.Namespace, places: Places) -> int:
+    from credgate.commands.secretimport import import_login  # noqa: PLC0415  it imports `keep` from here
+
+    document = import_login(options, places)
+    if options.json:
+        return _print_json(document)
+    command = str(document["command"])
+    _say(f"next: credgate init {command} --login")
+    _say(f"then: credgate run -- {command}")
+    return 0
 
 
 def _read_value(name: str) -> str:

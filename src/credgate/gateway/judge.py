@@ -158,7 +158,7 @@ class Judge:
         if isinstance(request, Deny):
             return request
         exchange.request = request
-        own = answer(self.minter, run, exchange, request, body)
+        own = answer(run, exchange, request, body)
         if own is not None:
             return own
         others = self.decoys.others(run)

@@ -5,6 +5,7 @@ the run is answered with decoys; anything else (another grant, somebody else's t
 """
 
 import json
+import re
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
@@ -12,18 +13,20 @@ from credgate.gateway.decoded import Undecodable, decoded
 from credgate.gateway.exchange import Exchange
 from credgate.gateway.refusal import HEADER, Refusal
 from credgate.gateway.waiting import BodyWanted, ask, refused
-from credgate.minting.minter import Minter
 from credgate.runs import Run
 from rules.mint_refs import endpoint_of, mint_of
 from rules.mints import OAuthRefresh, decoy_key
 from rules.paths import readings_of
-from rules.policy import Mode
+from rules.placeholders import JWT
+from rules.policy import Binding, Mode
 from rules.reasons import Reason
 from rules.request import Request
 from rules.verdict import Deny
 
 MAX_BODY = 16 << 10
-LIFETIME = 3600  # seconds, where no real token says it
+# Seconds. The decoy counts as long as the run lives; a client that believes so does not ask again and again.
+LIFETIME = 30 * 86400
+_SCOPE = re.compile(r"[^\x20\x21\x23-\x5b\x5d-\x7e]")  # what RFC 6749 3.3 has no place for
 OVERWRITTEN = "replaced-by-the-gateway"  # where a binding overwrites whatever the client sends
 
 
@@ -51,7 +54,7 @@ class LocalAnswer(Refusal):
 
 
 def answer(
-    minter: Minter, run: Run, exchange: Exchange, request: Request, body: bytes | None
+    run: Run, exchange: Exchange, request: Request, body: bytes | None
 ) -> LocalAnswer | BodyWanted | Deny | None:
     """What to say to a request at the token endpoint of one of the run's mints; None for every other request."""
     mint = _mint_at(run, request)
@@ -68,12 +71,7 @@ def answer(
     decoy = run.decoys.get(decoy_key(mint.name), "")
     if said.get("grant_type") != "refresh_token" or not decoy or said.get("refresh_token") != decoy:
         return _no("the refresh token that this run was given, with grant_type=refresh_token")
-    document = {
-        "access_token": _access_decoy(run, mint),
-        "token_type": "Bearer",
-        "expires_in": int(minter.lifetime(run, mint)) or LIFETIME,
-        "refresh_token": decoy,
-    }
+    document = _tokens(_binding_of(run, mint), run, mint, said.get("scope", "")) | {"refresh_token": decoy}
     spoken = Deny(reason=Reason.INTERNAL, message="", status=200)
     return LocalAnswer(deny=spoken, document=json.dumps(document).encode(), mint=mint.name)
 
@@ -101,12 +99,25 @@ def _mint_at(run: Run, request: Request) -> OAuthRefresh | None:
     return None
 
 
-def _access_decoy(run: Run, mint: OAuthRefresh) -> str:
+def _tokens(binding: Binding | None, run: Run, mint: OAuthRefresh, scope: str) -> dict[str, object]:
+    """RFC 6749 5.1, and 3.3: the scope that was asked for. A decoy that can be read is an ID token too (OpenID Connect
+    Core 1.0, 12.2): clients read the account out of either.
+    """
+    token = OVERWRITTEN if binding is None else run.decoys.get(binding.name, OVERWRITTEN)
+    document: dict[str, object] = {"access_token": token, "token_type": "Bearer", "expires_in": LIFETIME}
+    if scope := _SCOPE.sub("", scope) or " ".join(mint.scopes):
+        document["scope"] = scope
+    if binding is not None and binding.placeholder is not None and binding.placeholder.shape == JWT:
+        document["id_token"] = token
+    return document
+
+
+def _binding_of(run: Run, mint: OAuthRefresh) -> Binding | None:
     for name in run.role_rule.bindings:
         binding = run.policy.bindings[name]
         if binding.mode is Mode.PLACEHOLDER and mint_of(run.policy, run.policy.secrets[binding.secret]) == mint:
-            return run.decoys.get(name, OVERWRITTEN)
-    return OVERWRITTEN
+            return binding
+    return None
 
 
 def _parse(body: bytes) -> dict[str, str]:

@@ -171,11 +171,6 @@ class Minter:
         purpose = Purpose(run=run, mint=mint.name, secret=mint.secret, what=what)
         return await self._calls.call(purpose, endpoint, asked, proxy)
 
-    def lifetime(self, run: Run, mint: Mint) -> float:
-        """Seconds that the token of a mint still counts, 0 where there is none."""
-        held = self._held.get(_place(run, mint))
-        return 0.0 if held is None or held.token is None else max(0.0, held.until - self._clock())
-
     async def end(self, run_id: str) -> None:
         """Forget the tokens of a run, and take those back whose target can. Never raises for a target's fault."""
         flights = [task for place, task in self._flights.items() if place.run == run_id]
