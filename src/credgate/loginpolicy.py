@@ -112,6 +112,8 @@ def _binding(name: str, access: Access) -> str:
         f"place = {json.dumps(access.place)}",
         f"format = {json.dumps(access.format)}",
     ]
+    if not access.env:
+        lines.append("response = { alarm = false }      # its answers name the account: written over, and no alarm")
     if access.env:
         lines.append('mode = "placeholder"')
         held = [f'env = "{access.env}"', f"shape = {json.dumps(access.shape)}"]

@@ -182,6 +182,7 @@ def _check_binding(report: Report, policy: Policy, binding: Binding, ceiling: Po
         "mode": binding.mode is outer.mode or outer.mode is Mode.OVERWRITE,
         "foreign": strictness(binding.foreign) <= strictness(outer.foreign),
         "response.scrub": binding.scrub or not outer.scrub,
+        "response.alarm": binding.scrub_alarm or not outer.scrub_alarm,
         "response.set_cookie": binding.drop_set_cookie or not outer.drop_set_cookie,
     }
     for key, fits in facts.items():

@@ -26,7 +26,7 @@ def load_bindings(tables: Mapping[str, Table]) -> dict[str, Binding]:
 
 def _binding(name: str, table: Table) -> Binding:
     place = read_place(table)
-    scrub, drop_set_cookie = _response(table, place.kind)
+    scrub, alarm, drop_set_cookie = _response(table, place.kind)
     mode = table.choice("mode", Mode, Mode.OVERWRITE)
     return Binding(
         name=name,
@@ -42,6 +42,7 @@ def _binding(name: str, table: Table) -> Binding:
         placeholder=_placeholder(table, mode, place.kind),
         foreign=table.choice("foreign", Foreign, Foreign.STRIP, but=(Foreign.ALLOW,)),
         scrub=scrub,
+        scrub_alarm=alarm,
         drop_set_cookie=drop_set_cookie,
         ttl=_ttl(table),
         max_uses=table.number("max_uses", 0, low=1, high=_MAX_USES) or None,
@@ -117,12 +118,12 @@ def claims_of(table: Table, shape: str) -> str:
     return ""
 
 
-def _response(table: Table, place: PlaceKind) -> tuple[bool, bool]:
-    """Read `response`; return whether answers are scrubbed, and whether Set-Cookie is dropped."""
-    inner = table.table("response", known=("scrub", "set_cookie"))
+def _response(table: Table, place: PlaceKind) -> tuple[bool, bool, bool]:
+    """Read `response`; return whether answers are scrubbed, with an alarm, and whether Set-Cookie is dropped."""
+    inner = table.table("response", known=("scrub", "alarm", "set_cookie"))
     # A target that is shown a signature or a certificate never has the secret, and S3's clients ask for parts.
     scrub = inner.flag("scrub", default=place not in (PlaceKind.SIGV4, PlaceKind.CERTIFICATE))
     word = inner.text("set_cookie", "drop")
     if word not in ("drop", "keep"):
         inner.fault("set_cookie", f'got {show(word)}, expected "drop" or "keep"', closest(word, ("drop", "keep")))
-    return scrub, word != "keep"
+    return scrub, inner.flag("alarm", default=True), word != "keep"

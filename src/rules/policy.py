@@ -264,6 +264,7 @@ class Binding:
     placeholder: Placeholder | None = None
     foreign: Foreign = Foreign.STRIP
     scrub: bool = True  # answers are searched for secrets
+    scrub_alarm: bool = True  # this one's secret found there is an alarm
     drop_set_cookie: bool = True
     ttl: int | None = None  # seconds from the start of a run
     max_uses: int | None = None  # requests of one run, its children included

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import OrdinaryUser
 from tests.e2e.site import Site, make_site
 
-collect_ignore = [] if os.environ.get("CREDGATE_TEST_AGENTS") else ["test_clis.py"]
+collect_ignore = [] if os.environ.get("CREDGATE_TEST_AGENTS") else ["test_clis.py", "test_logins.py"]
 
 
 @pytest.fixture

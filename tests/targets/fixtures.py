@@ -8,7 +8,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -38,17 +38,23 @@ def authority(target_state: Path) -> Authority:
 
 @contextlib.contextmanager
 def https_target_at(
-    state: Path, authority: Authority, host: str, *, tls: bool = True, script: Path = HTTPS_TARGET
+    state: Path,
+    authority: Authority,
+    host: str,
+    *,
+    tls: bool = True,
+    script: Path = HTTPS_TARGET,
+    more: Sequence[str] = (),
 ) -> Iterator[Target]:
     """The Python target (see https_target.py, or another `script` of its kind) for `host`, its files in a new directory
-    below `state`.
+    below `state`. `more`: further names that it answers to.
     """
     home = Path(tempfile.mkdtemp(prefix=f"{host}-", dir=state))
     token = f"sk-acme-{secrets.token_hex(20)}"
     (home / "token").write_text(token)
     argv = [sys.executable, "-I", str(script), "--state", str(home)]
     if tls:
-        pair = authority.issue(host)
+        pair = authority.issue(host, more=more)
         argv += ["--certificate", str(pair.certificate), "--key", str(pair.key)]
     port = home / "port"
     with running(argv, ready=lambda: port.exists() and port.read_text() != "", log=home / "server.log"):

@@ -2,6 +2,7 @@
 
 import datetime
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,11 +52,16 @@ class Authority:
         self.ca.write_bytes(certificate.public_bytes(Encoding.PEM))
         self.ca.chmod(0o644)
 
-    def issue(self, host: str, purpose: x509.ObjectIdentifier = ExtendedKeyUsageOID.SERVER_AUTH) -> KeyPair:
-        """A leaf for `host`, and for loopback by name and address, so that no resolver is needed to try it."""
+    def issue(
+        self, host: str, purpose: x509.ObjectIdentifier = ExtendedKeyUsageOID.SERVER_AUTH, more: Sequence[str] = ()
+    ) -> KeyPair:
+        """A leaf for `host`, and for loopback by name and address, so that no resolver is needed to try it.
+
+        `more`: further names that it is for.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         loopback = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-        names = x509.SubjectAlternativeName([x509.DNSName(host), x509.DNSName("localhost"), loopback])
+        names = x509.SubjectAlternativeName([*map(x509.DNSName, (host, *more, "localhost")), loopback])
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
         certificate = (
             _dated(subject, self._subject, key.public_key())

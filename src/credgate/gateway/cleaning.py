@@ -34,6 +34,14 @@ def is_wanted(policy: Policy, allow: Allow) -> bool:
     return any(binding.scrub for binding in policy.bindings.values() if binding.endpoint == allow.endpoint.name)
 
 
+def is_alarming(policy: Policy, secret: str) -> bool:
+    """Whether it is an alarm that a secret was found in an answer: not for what a target's answers hold as a matter of
+    course, as every binding of it has to say.
+    """
+    own = [binding for binding in policy.bindings.values() if binding.secret == secret]
+    return not own or any(binding.scrub_alarm for binding in own)
+
+
 def named(policy: Policy, secret: str) -> str:
     """A secret in the words of ledger and alarm: its name, and the bindings that use it."""
     bindings = sorted(name for name, binding in policy.bindings.items() if binding.secret == secret)

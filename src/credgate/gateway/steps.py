@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from credgate.gateway import standing, waiting
 from credgate.gateway.capture import collect_ids
-from credgate.gateway.cleaning import Cleaning, Unreadable, is_wanted, named
+from credgate.gateway.cleaning import Cleaning, Unreadable, is_alarming, is_wanted, named
 from credgate.gateway.exchange import ClientState, Exchange, Key
 from credgate.gateway.judge import QUICK, Judge
 from credgate.gateway.leaving import Leak, misplaced
@@ -182,7 +182,8 @@ class Steps:
         def report(secret: str, where: str) -> None:
             found = f"{named(run.policy, secret)} in {where}"
             exchange.scrubbed.append(found)
-            run.alarm("secret_scrubbed", f"{found} of the answer to {request.method} {request.host}")
+            if is_alarming(run.policy, secret):
+                run.alarm("secret_scrubbed", f"{found} of the answer to {request.method} {request.host}")
 
         exchange.cleaning = Cleaning.make(self.judge.known.table(), report)
         bodiless = request.method == "HEAD" or status in (101, 204, 304)
