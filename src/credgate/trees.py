@@ -1,5 +1,6 @@
 """Which trees of the host runs share, write, or have written. Values and one small file of state."""
 
+import fcntl
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from credgate.errors import CredgateError
-from credgate.paths import Places, private_dir, read_private, write_private
+from credgate.paths import Places, open_private, private_dir, read_private, write_private
 from jail.plan import JailSpec, under
 
 REFUSED = 125
@@ -79,9 +80,12 @@ def written_before(places: Places) -> list[str]:
 
 def note_written(places: Places, tree: str) -> None:
     """Remember a work tree that a run may write from now on, before it can. Raises PlaceError."""
-    known = [other for other in written_before(places) if other != tree]
     private_dir(places.state)
-    write_private(places.state / "written.json", json.dumps({"trees": [*known, tree][-MOST:]}).encode())
+    # two runs that begin at once, or an `apply` beside one: neither may lose what the other notes
+    with os.fdopen(open_private(places.state / "written.lock", os.O_WRONLY | os.O_CREAT), "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        known = [other for other in written_before(places) if other != tree]
+        write_private(places.state / "written.json", json.dumps({"trees": [*known, tree][-MOST:]}).encode())
 
 
 def refuse_planted(path: str, written: Sequence[str]) -> None:

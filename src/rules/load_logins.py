@@ -48,9 +48,8 @@ def load_login(table: Table) -> Login | None:
 def _takes(table: Table) -> Iterator[tuple[str, str]]:
     """Secret's name and its place in the file; the first is the refresh token."""
     if not table.mapping("take"):
-        table.fault(
-            "take", "missing, expected where the refresh token stands", 'as in { acme-refresh = "token.refresh" }'
-        )
+        hint = 'as in { acme-refresh = "tokens.refresh" }'
+        table.fault("take", "missing, expected where the refresh token stands", hint)
     for name, place in _places(table, "take"):
         if not is_name(name):
             table.fault("take", f"{show(name)} is no name of a secret")

@@ -196,9 +196,7 @@ def _agent(report: Report, where: str, role: Role, bindings: Iterable[Binding], 
         return
     login = role.agent.login
     if login is not None and not any(_refreshes(draft, name, login.env) for name, _ in found):
-        message = (
-            f"{role.agent.name} keeps a refresh token beside its key: no mint of it has the placeholder {login.env}"
-        )
+        message = f"{role.agent.name} keeps a refresh token too: no mint of its key has the placeholder {login.env}"
         report.add(f"{where}.agent", message, hint)
 
 

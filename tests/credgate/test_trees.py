@@ -1,5 +1,6 @@
 """Trees that runs share, and links that an agent planted."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,12 @@ def test_written_trees_are_remembered(tmp_path: Path) -> None:
     for tree in ("/a", "/b", "/a"):
         note_written(places, tree)
     assert written_before(places) == ["/b", "/a"]
+
+
+def test_runs_that_begin_at_once_are_all_remembered(tmp_path: Path) -> None:
+    """Without the lock two of them wrote one draft: an error, or a tree that was forgotten."""
+    places = Places.from_env({"HOME": str(tmp_path)})
+    trees = [f"/srv/{number}" for number in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda tree: note_written(places, tree), trees))
+    assert sorted(written_before(places)) == sorted(trees)
