@@ -83,15 +83,15 @@ class Request:
         return cls(role=role, argv=tuple(argv), cwd=cwd)
 
 
-def judge_descriptors(descriptors: Sequence[int], parent_pid: int) -> None:
+def judge_descriptors(descriptors: Sequence[int], devices: tuple[int, int]) -> None:
     """Raise Refusal unless each carries nothing but bytes: a file, a pipe, a harmless device, the parent's terminal.
 
     Over a socket a descriptor of the parent's could follow: one connected to the gateway as the parent. A directory is
-    a way into a tree; a file of /proc can be a process's memory.
+    a way into a tree; a file of /proc can be a process's memory. devices: of the parent's /proc and /dev/pts.
     """
     if len(descriptors) != 3:
         raise Refusal("child_descriptor", f"got {len(descriptors)} descriptors, expected 3")
-    proc, terminals = (os.stat(f"/proc/{parent_pid}/root/{path}").st_dev for path in ("proc", "dev/pts"))  # noqa: PTH116
+    proc, terminals = devices
     for number, descriptor in enumerate(descriptors):
         facts = os.fstat(descriptor)
         kind, device = stat.S_IFMT(facts.st_mode), facts.st_rdev
@@ -231,7 +231,7 @@ class Children:
             raise Refusal("child_many", f"{LIVE} children are live")
         self._opening += 1  # before the first await: of many at once each is counted
         try:
-            await asyncio.to_thread(judge_descriptors, message.fds, parent.pid)
+            await asyncio.to_thread(judge_descriptors, message.fds, parent.devices)
             return await self._start(request, message.fds)
         finally:
             self._opening -= 1

@@ -36,6 +36,7 @@ from credgate.resolverevents import ResolverEvents
 from credgate.rights import reload, resume, revoke
 from credgate.session import Session
 from credgate.stand import StandProcess, clear_left, limits_of
+from credgate.standin import Borrowed
 from credgate.startup import EXIT_CANNOT, check_sealed, harden, listen, lock, say, start_resolver
 from credgate.trust import prepare as prepare_trust
 from credgate.vault import Vault
@@ -43,6 +44,7 @@ from jail import fdpass
 from jail.errors import JailError
 from jail.guards import needed
 from jail.keeper_client import KeeperProcess
+from jail.starter_client import StarterProcess
 from resolver.client import ResolverProcess
 from resolver.errors import ResolverError
 from rules.policy import Limits
@@ -60,6 +62,7 @@ class Apart:
     places: Places
     person: Person
     keeper: KeeperProcess
+    starter: StarterProcess
     stand: StandProcess
 
 
@@ -77,20 +80,23 @@ class Daemon:
     async def serve(self, listener: socket.socket) -> None:
         """Accept until stopped or idle; then end what still runs."""
         loop = asyncio.get_running_loop()
-        # Without its keeper no run can start; a new daemon makes a new one. Live runs end closed.
-        loop.add_reader(self.parts.keeper.pidfd, self._keeper_died)
+        # Without one of these no run can start; a new daemon makes new ones. Live runs end closed.
+        helpers = (self.parts.keeper, self.parts.starter)
+        for helper in helpers:
+            loop.add_reader(helper.pidfd, self._helper_died, type(helper).__name__)
         self._rest()
         async with asyncio.TaskGroup() as tasks:
             accepting = tasks.create_task(self._accept(listener, tasks))
             tasks.create_task(_warm(self.parts.stand))
             await self.stopping.wait()
-            loop.remove_reader(self.parts.keeper.pidfd)
+            for helper in helpers:
+                loop.remove_reader(helper.pidfd)
             accepting.cancel()
             for session in list(self.sessions.values()):
                 await session.end("gateway")
 
-    def _keeper_died(self) -> None:
-        log.error("the berth keeper has died")
+    def _helper_died(self, name: str) -> None:
+        log.error("%s has died", name)
         self.stopping.set()
 
     def _rest(self) -> None:
@@ -144,7 +150,7 @@ class Daemon:
         try:
             match message.body.get("op"):
                 case "run.open":
-                    await self._run(peer, _payload(message))
+                    await self._run(peer, message)
                 case "prove.open":
                     await prove(self.parts, peer, Wanted.parse(_payload(message)))
                 case "status":
@@ -166,11 +172,15 @@ class Daemon:
         finally:
             message.close()
 
-    async def _run(self, peer: Peer, body: dict[str, object]) -> None:
-        asked = Asked.parse(body, peer.groups())
-        chosen = await asyncio.to_thread(find_for_run, asked, self.places)
-        session = await open_session(self.parts, peer, asked, chosen)
-        self.sessions[session.run.id] = session
+    async def _run(self, peer: Peer, message: fdpass.Received) -> None:
+        with contextlib.closing(Borrowed.take(message)) as borrowed:
+            asked = Asked.parse(_payload(message), peer.groups())
+            chosen = await asyncio.to_thread(find_for_run, asked, self.places)
+            session = await open_session(self.parts, peer, asked, chosen, borrowed=borrowed)
+            self.sessions[session.run.id] = session
+            await self._drive(session)
+
+    async def _drive(self, session: Session) -> None:
         attach(session, self.sessions)
         try:
             await session.drive()
@@ -223,15 +233,20 @@ async def main_async(ready: int, idle: float) -> None:
     held = lock(places)
     person = Person.current(os.environ)
     keeper = await asyncio.to_thread(KeeperProcess.start, sys.executable)  # before any secret is loaded
+    starter: StarterProcess | None = None
     stand: StandProcess | None = None
     try:
+        starter = StarterProcess.start(sys.executable)  # likewise
         clear_left(places)
         stand = await asyncio.to_thread(StandProcess.start, places)  # likewise
         await asyncio.to_thread(clear_sockets, places)
-        await _with_gateway(Apart(places=places, person=person, keeper=keeper, stand=stand), ready, idle)
+        apart = Apart(places=places, person=person, keeper=keeper, starter=starter, stand=stand)
+        await _with_gateway(apart, ready, idle)
     finally:
         if stand is not None:
             await asyncio.to_thread(stand.stop)
+        if starter is not None:
+            await asyncio.to_thread(starter.stop)
         await asyncio.to_thread(keeper.stop)
         os.close(held)
 
@@ -261,6 +276,7 @@ async def _with_gateway(apart: Apart, ready: int, idle: float) -> None:
             gateway=gateway,
             resolver=resolver,
             keeper=apart.keeper,
+            starter=apart.starter,
             trust=trust,
             stand=apart.stand,
             reserved=await asyncio.to_thread(Reserved.open, places),

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from credgate import protect
 from credgate.command import CommandError
-from credgate.limits import RunLimits, base_for, held_by, sums
+from credgate.limits import RunLimits, held_by, sums
 from credgate.parts import Parts, Refusal
 from credgate.paths import Places
 from credgate.peer import Peer
@@ -19,6 +19,7 @@ from credgate.programdigest import program_digest
 from credgate.roleneeds import agent_environment, decoy_environment, decoys_of, extra_ports, registry_environment
 from credgate.runs import Run
 from credgate.session import Session
+from credgate.standin import Borrowed, place
 from credgate.treelook import TreeLook
 from credgate.trees import note_written
 from jail.keeper_client import Berth
@@ -65,9 +66,16 @@ def clear_left(places: Places) -> None:
 
 
 async def open_session(
-    parts: Parts, peer: Peer, asked: Asked, chosen: Effective, *, parent: Session | None = None
+    parts: Parts,
+    peer: Peer,
+    asked: Asked,
+    chosen: Effective,
+    *,
+    parent: Session | None = None,
+    borrowed: Borrowed | None = None,
 ) -> Session:
-    """Claim a berth, compute the jail, record run.start. `parent`: the run whose child this is.
+    """Claim a berth, compute the jail, record run.start. `parent`: the run whose child this is. `borrowed`: what its
+    launcher lent.
 
     Raises CredgateError or JailError; nothing is left then.
     """
@@ -79,7 +87,7 @@ async def open_session(
     try:
         if role.children:
             listener, path = listen_for_children(parts.places, run_id)
-        session = await _session(parts, peer, asked, chosen, (run_id, berth, path), parent)
+        session = await _session(parts, peer, asked, chosen, (run_id, berth, path), parent, borrowed)
     except BaseException:
         parts.claims.drop(run_id)
         parts.reserved.drop(run_id)
@@ -101,13 +109,14 @@ async def _session(
     chosen: Effective,
     made: tuple[str, Berth, str],
     parent: Session | None,
+    borrowed: Borrowed | None,
 ) -> Session:
     run_id, berth, path = made
     policy, role = chosen.policy, chosen.policy.roles[chosen.role]
     caller = peer if parent is None else parent.caller
     decoys = decoys_of(policy, role.name)
     spec, look = await _computed(parts, asked, chosen, made, decoys, child=parent is not None)
-    base = await asyncio.to_thread(base_for, caller.pid())
+    base, manner = await asyncio.to_thread(place, parts.starter.pid, caller.pid(), borrowed)
     canary = await asyncio.to_thread(os.path.realpath, parts.stand.context["hidden"][0])
     spec = children_offered(replace(spec, sums=sums(base), canary=canary), path)
     if parent is not None:
@@ -126,6 +135,7 @@ async def _session(
     await _record(parts, run, spec, look, held_by(base))
     session = Session(parts, peer, run, berth, spec, RunLimits(base, spec))
     session.chosen, session.caller, session.above, session.look = chosen, caller, parent, look
+    session.borrowed, session.manner = borrowed, manner
     if parent is not None:
         parent.run.adopt(run)
     return session

@@ -20,6 +20,7 @@ from credgate.trust import Trust
 from jail import fdpass
 from jail.errors import JailError
 from jail.keeper_client import KeeperProcess
+from jail.starter_client import StarterProcess
 from resolver.client import ResolverProcess
 from resolver.errors import ResolverError
 
@@ -43,6 +44,7 @@ class Parts:
     gateway: Gateway
     resolver: ResolverProcess
     keeper: KeeperProcess
+    starter: StarterProcess
     trust: Trust
     stand: StandProcess
     reserved: Reserved

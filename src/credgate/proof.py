@@ -5,12 +5,14 @@ berth, and the ruleset. Whatever differs, or can't be read, is a difference, and
 sorted by the groups of `jail.guards`, which the guards stand on.
 """
 
+import errno
 import hashlib
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
+from pathlib import Path
 from typing import Any
 
 from jail import berthfacts, inherited, readback
@@ -70,9 +72,27 @@ class Told:
     keyring: object
 
 
-def read_back(spec: JailSpec, berth: Berth, told: Told, network: dict[str, Any]) -> Shown:
-    """Read both processes and compare. network: what the berth's holder dumped."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What /proc shows of pid 1 and of the workload while they can be read. `inherited`: sentences by group."""
+
+    first: readback.Facts
+    second: readback.Facts
+    inherited: Mapping[str, tuple[str, ...]]
+
+
+def look(told: Told) -> Look:
+    """Read both processes, before they give up being dumpable: a forked one can be read by nobody after that."""
     first, second = readback.read_facts(told.pid1), readback.read_facts(told.workload)
+    return Look(first=first, second=second, inherited=_inherited(told))
+
+
+def read_back(spec: JailSpec, berth: Berth, told: Told, seen: Look, network: dict[str, Any]) -> Shown:
+    """Compare what was seen with the plan, once both have given up being dumpable, which is looked at here.
+
+    network: what the berth's holder dumped.
+    """
+    first, second = _owner_again(seen.first), _owner_again(seen.second)
     wanted = expected(spec, berth, told.groups)
     groups: dict[str, list[str]] = {name: [] for name in GROUPS}
     for who, differences in (
@@ -85,17 +105,29 @@ def read_back(spec: JailSpec, berth: Berth, told: Told, network: dict[str, Any])
     for line in berthfacts.wrong(network, [53, *berth.tcp]):
         groups["berth_firewall" if line.startswith("nft: ") else "berth_links"].append(line)
     groups["pid1"] += _program(first)
-    _inherited(groups, told)
+    for name, lines in seen.inherited.items():
+        groups[name] += lines
     digest = hashlib.sha256(repr((spec.run, first, second, sorted(network))).encode()).hexdigest()
     return Shown(id=f"p{digest[:16]}", groups={name: tuple(lines) for name, lines in groups.items()})
 
 
-def _inherited(groups: dict[str, list[str]], told: Told) -> None:
+def _owner_again(facts: readback.Facts) -> readback.Facts:
+    """The same with `owner` as it is now. Another process that has the pid by now shows nothing."""
+    at = Path(f"/proc/{facts.pid}")
+    try:
+        owner, start = (at / "environ").stat().st_uid, readback.parse_start((at / "stat").read_text(errors="replace"))
+    except OSError as error:
+        return replace(facts, owner=readback.NotShown(errno.errorcode.get(error.errno or 0, "error")))
+    return replace(facts, owner=owner if start == facts.start else readback.NotShown("ESRCH"))
+
+
+def _inherited(told: Told) -> Mapping[str, tuple[str, ...]]:
+    groups: dict[str, list[str]] = {"descriptors": [], "terminal": []}
     for who, pid, sockets, pipes in (("pid 1", told.pid1, *OF_PID1), ("workload", told.workload, *OF_WORKLOAD)):
         found = inherited.descriptors(pid, told.launcher, sockets=sockets, pipes=pipes)
         groups["descriptors"] += [f"{who}: {line}" for line in found]
         groups["terminal"] += [f"{who}: {line}" for line in inherited.session(pid, told.pid1)]
-    groups["keyring"] += inherited.keyring(told.keyring)
+    return {name: tuple(lines) for name, lines in groups.items()} | {"keyring": tuple(inherited.keyring(told.keyring))}
 
 
 def expected(spec: JailSpec, berth: Berth, groups: tuple[int, ...]) -> readback.Expected:

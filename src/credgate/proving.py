@@ -177,7 +177,7 @@ class _Proving:
                 session.guards = tuple(guard for guard in guards if guard.id != DEADLY)
                 session.probing["neighbour"] = self.parts.stand.context["neighbour"] | {"pid": pid}
                 shown, inside = await self._try(session)
-                namespace = os.stat(f"/proc/{session.pid}/ns/pid").st_ino  # noqa: PTH116
+                namespace = session.namespace
             if inside.get("kill_tree") == DONE and not survivors(namespace):
                 inside["kill_tree"] = ENDED
             inside[DEADLY] = await self._burst(neighbour)

@@ -27,6 +27,7 @@ from credgate.policyfile import Effective
 from credgate.protect import banner
 from credgate.runs import Listener, Run
 from credgate.stand import inside, limits_of, words
+from credgate.standin import Borrowed
 from credgate.treelook import TreeLook
 from credgate.watching import until_exit
 from jail import fdpass
@@ -52,14 +53,16 @@ class Session:
     """A run from the claimed berth to its end. Made by opening.open_session, which sets what is set there alone.
 
     chosen: the policy as it counts. caller: who asked, for groups and limits; of a child the first run's launcher.
-    look: what the work tree held. above: the run whose child this is. listener: the socket that children are asked for
-    at, where the role has any.
+    look: what the work tree held. borrowed, manner: of the launcher, where the starter stands in for it. above: the run
+    whose child this is. listener: the socket that children are asked for at, where the role has any.
     """
 
     chosen: Effective
     caller: Peer
     look: TreeLook
     above: "Session | None" = None
+    borrowed: Borrowed | None = None
+    manner: dict[str, Any] | None = None
     listener: socket.socket | None = None
 
     def __init__(self, parts: Parts, peer: Peer, run: Run, berth: Berth, spec: JailSpec, limits: RunLimits) -> None:
@@ -70,6 +73,8 @@ class Session:
         self.pid = 0  # of the jail's pid 1, on the host
         self.pidfd = -1
         self.workload = 0  # likewise
+        self.namespace = 0  # inode of the jail's pid namespace
+        self.devices = (0, 0)  # of the jail's /proc and /dev/pts
         self.ready = False
         self.guards = needed(per_run=True, switches=frozenset(self.switches()))
         self.probing: Context = {}  # what attempts of this jail are told beyond the stand's context
@@ -125,14 +130,21 @@ class Session:
         return await asyncio.to_thread(self.parts.keeper.jail_socket, self.berth.id)
 
     async def hand_over(self) -> None:
-        """Send the plan and the berth to the launcher, which starts the jail."""
+        """Have the jail started: by the starter, or by the launcher, which gets the plan and the berth then."""
         plan = os.memfd_create("plan", os.MFD_CLOEXEC)
         try:
             os.write(plan, json.dumps(self._plan()).encode())
             fds = [plan, self.berth.userns, self.berth.jail_netns, self.theirs_pid1.fileno(), self.theirs_work.fileno()]
-            await self.peer.send({"ev": "plan", "run": self.run.id}, fds)
+            if self.borrowed is None or self.manner is None:
+                await self.peer.send({"ev": "plan", "run": self.run.id}, fds)
+            else:
+                borrowed = self.borrowed
+                self.parts.starter.launch([*fds, *borrowed.descriptors], borrowed.ttys, self.manner)
+                await self.peer.send({"ev": "plan", "run": self.run.id})
         finally:
             os.close(plan)
+            if self.borrowed is not None:
+                self.borrowed.close()
             self.theirs_pid1.close()
             self.theirs_work.close()
 
@@ -168,6 +180,7 @@ class Session:
         armed = await self.expect(self.work, "armed")
         self.workload = armed.pid
         mounts = MountWatch.of(first.pid)
+        self.devices = _devices(first.pid)
         facts = await asyncio.to_thread(self.parts.keeper.facts, self.berth.id)
         pids = (first.pid, armed.pid)  # all that there is of the jail before "go"
         await asyncio.to_thread(self.limits.confine, pids)
@@ -178,8 +191,18 @@ class Session:
             workload=armed.pid,
             keyring=first.body.get("keyring"),
         )
-        shown = proof.read_back(self.spec, self.berth, told, facts)
+        seen = proof.look(told)
+        self.namespace = os.stat(f"/proc/{first.pid}/ns/pid").st_ino  # noqa: PTH116
+        await self._seal()
+        shown = proof.read_back(self.spec, self.berth, told, seen, facts)
         return shown.with_more("limits", self.limits.wrong(pids)), mounts
+
+    async def _seal(self) -> None:
+        """Have both give up being dumpable, now that they were read."""
+        for process in (self.pid1, self.work):
+            await process.send({"op": "seal"})
+        for process in (self.pid1, self.work):
+            await self.expect(process, "sealed")
 
     async def _prove(self, shown: proof.Shown) -> None:
         """Have the guards tried; no proof, no secret. Raises Refusal where one is not shown."""
@@ -304,3 +327,9 @@ class Session:
             counters = await asyncio.to_thread(self.parts.keeper.counters, self.berth.id)
         kills = None if ending is None else ending.filter_kills
         return Evidence(off_route=off_route, counters=counters, filter_kills=kills)
+
+
+def _devices(pid: int) -> tuple[int, int]:
+    """Of the jail's own /proc and /dev/pts."""
+    proc, terminals = (os.stat(f"/proc/{pid}/root/{path}").st_dev for path in ("proc", "dev/pts"))  # noqa: PTH116
+    return proc, terminals

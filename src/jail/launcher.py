@@ -1,4 +1,5 @@
-"""The launcher's part of a run: join the berth, start pid 1, stay outside, come back only when the jail is dead.
+"""The launcher's part of a child run, of `credgate prove`, and of a run whose launcher the starter can't stand in for.
+Join the berth, start pid 1, stay outside, come back only when the jail is dead.
 
 Standard library only, single-threaded (measured: setns into a user namespace fails with a second thread).
 """
@@ -34,7 +35,7 @@ class Handles:
 
 
 class Started:
-    """A started jail: `keeper` is our child that waits for pid 1, `peer` the socket to pid 1."""
+    """A jail that this process started: `keeper` is our child that waits for pid 1, `peer` the socket to pid 1."""
 
     __slots__ = ("keeper", "peer")
 
@@ -67,7 +68,7 @@ def _keeper(handles: Handles, peer: socket.socket, ttys: list[int], launcher: in
     try:
         for number in IGNORED:  # the terminal's signals are for the launcher to judge
             signal.signal(number, signal.SIG_IGN)
-        _join(handles)
+        join(handles.user, handles.net)
         # After setns: the kernel forgets a parent-death signal when credentials grow.
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != launcher:
@@ -91,10 +92,11 @@ def _complain(handles: Handles, error: JailError) -> None:
     fdpass.send(channel, {"ev": "failed", "code": error.code, "detail": error.detail, "hint": error.hint})
 
 
-def _join(handles: Handles) -> None:
+def join(user: int, net: int) -> None:
+    """Enter a berth's user and network namespace, with new ones of every other kind. Raises Unsupported."""
     try:
-        os.setns(handles.user, os.CLONE_NEWUSER)
-        os.setns(handles.net, os.CLONE_NEWNET)
+        os.setns(user, os.CLONE_NEWUSER)
+        os.setns(net, os.CLONE_NEWNET)
         new = os.CLONE_NEWNS | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWCGROUP | os.CLONE_NEWPID
         os.unshare(new)
     except OSError as error:

@@ -1,10 +1,13 @@
 """pid 1 of a jail: builds the root, confines itself, forks the workload, reaps, forwards, ends everything.
 
-Exec'd inside the run's user namespace (so the daemon, whose uid owns that namespace, can read it in /proc), then not
-dumpable: otherwise the workload reads environment and heap of pid 1 (measured). It holds three sockets, and after the
-workload has started two: the daemon's channel and the launcher's. The end of either ends the jail.
+Forked by the starter (`jail.starter`), or exec'd by a launcher that the starter can't stand in for. The daemon reads it
+in /proc while only our own code runs in the jail; then, at the daemon's word ("seal"), it gives up being dumpable:
+otherwise the workload reads environment and heap of pid 1 (measured). In that order, for a forked process that is not
+dumpable can be read by nobody of the user's: its memory is of the host's user namespace (ptrace_may_access). It holds
+three sockets, and after the workload has started two: the daemon's channel and the launcher's. The end of either ends
+the jail.
 
-Started as `python -I -S pid1.py PLAN DAEMON WORKLOAD LAUNCHER TTYS`: descriptors, and which of 0, 1, 2 were the user's
+Exec'd as `python -I -S pid1.py PLAN DAEMON WORKLOAD LAUNCHER TTYS`: descriptors, and which of 0, 1, 2 were the user's
 terminal (a digit each, "-" for none). Standard library only. Everything is imported before the host's tree is gone.
 """
 
@@ -41,18 +44,25 @@ OUTSIDE = 4  # tasks that RLIMIT_NPROC counts and this /proc doesn't show: the b
 
 
 def main(arguments: list[str]) -> int:
-    """Build, confine, fork, supervise. The outermost frame of pid 1: whatever goes wrong ends in death of the jail."""
-    plan_fd, daemon_fd, workload_fd, launcher_fd = (int(text) for text in arguments[:4])
-    for descriptor in (plan_fd, daemon_fd, workload_fd, launcher_fd):
+    """The entry of the one that was exec'd."""
+    return begin([int(text) for text in arguments[:4]], [int(digit) for digit in arguments[4] if digit != "-"])
+
+
+def begin(descriptors: list[int], ttys: list[int]) -> int:
+    """Build, confine, fork, supervise. The outermost frame of pid 1: whatever goes wrong ends in death of the jail.
+
+    descriptors: of the plan, the daemon's channel, the workload's, the launcher's socket. ttys: as above.
+    """
+    plan_fd, daemon_fd, workload_fd, launcher_fd = descriptors
+    for descriptor in descriptors:
         os.set_inheritable(descriptor, False)  # they had to survive one exec, not the workload's
-    ttys = [int(digit) for digit in arguments[4] if digit != "-"]
     daemon = socket.socket(fileno=daemon_fd)
     launcher = socket.socket(fileno=launcher_fd)
     try:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         plan = _read_plan(plan_fd)
         inherited = keyring_kernel.session()
-        slave, joined = prepare(plan, launcher, ttys)
+        slave, joined = prepare(plan, launcher, ttys, descriptors)
         child = _fork_workload(plan, socket.socket(fileno=workload_fd), slave, ttys, (daemon_fd, launcher_fd))
     except JailError as error:
         _tell(daemon, {"ev": "failed", "code": error.code, "detail": error.detail, "hint": error.hint})
@@ -71,12 +81,12 @@ def _read_plan(descriptor: int) -> Plan:
         return plan
 
 
-def prepare(plan: Plan, launcher: socket.socket, ttys: list[int]) -> tuple[int, int]:
-    """Everything up to the fork, in the order of docs/jail.md.
+def prepare(plan: Plan, launcher: socket.socket, ttys: list[int], descriptors: list[int]) -> tuple[int, int]:
+    """Everything up to the fork, in the order of docs/jail.md. Nothing but 0, 1, 2 and `descriptors` is kept open.
 
     Returns the pty's slave, -1 without a terminal, and the serial of the session keyring.
     """
-    close_others()
+    close_others(descriptors)
     socket.sethostname(plan["hostname"])
     bound_user_namespaces(plan["user_namespaces"])
     bound_watches()
@@ -92,9 +102,9 @@ def prepare(plan: Plan, launcher: socket.socket, ttys: list[int]) -> tuple[int, 
     return slave, confine(plan)
 
 
-def close_others() -> None:
-    """Nothing inherited beyond 0, 1, 2 and the descriptors named on the command line (they stay below 64)."""
-    keep = {0, 1, 2, *(int(text) for text in sys.argv[1:5])}
+def close_others(named: list[int]) -> None:
+    """Nothing inherited beyond 0, 1, 2 and the descriptors that were named."""
+    keep = {0, 1, 2, *named}
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - pathlib costs 14 ms here
         if int(name) not in keep:
             with contextlib.suppress(OSError):  # the descriptor of the listing itself is gone by now
@@ -177,9 +187,13 @@ def confine(plan: Plan) -> int:
     caps.drop_all()
     bpf.no_new_privs()
     landlock.restrict(plan["landlock"])
-    prctl(PR_SET_DUMPABLE, 0)
     bpf.load(bytes.fromhex(plan["seccomp"]))
     return serial
+
+
+def seal() -> None:
+    """No longer dumpable: from here on no other process of the jail's user reads this one's memory or environment."""
+    prctl(PR_SET_DUMPABLE, 0)
 
 
 def _fork_workload(plan: Plan, channel: socket.socket, slave: int, ttys: list[int], mine: tuple[int, int]) -> int:
@@ -275,6 +289,9 @@ class Supervisor:
             case "end":
                 reason = str(body["reason"])
                 self._end(reason, grace=0 if reason == "oom" else GRACE)
+            case "seal":
+                seal()
+                _tell(self.daemon, {"ev": "sealed"})
             case other:
                 self._end("killed", grace=0)
                 _tell(self.daemon, {"ev": "failed", "code": "internal", "detail": f"pid 1: unknown op {other!r}"})
@@ -373,4 +390,4 @@ class Supervisor:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    os._exit(main(sys.argv[1:]))  # nothing is left to be flushed, and taking an interpreter down takes its time

@@ -45,6 +45,8 @@ NUMBERS = {
         "umount2": 166,
         "add_key": 248,
         "keyctl": 250,
+        "ioprio_set": 251,
+        "ioprio_get": 252,
         "seccomp": 317,
     },
     "aarch64": {
@@ -57,6 +59,8 @@ NUMBERS = {
         "umount2": 39,
         "add_key": 217,
         "keyctl": 219,
+        "ioprio_set": 30,
+        "ioprio_get": 31,
         "seccomp": 277,
     },
 }

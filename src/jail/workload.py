@@ -16,8 +16,9 @@ from jail import fdpass, terminal
 from jail.errors import JailError
 from jail.plantypes import Plan
 from jail.probes import Context, attempts, neighbour
-from jail.syscalls import syscall
+from jail.syscalls import prctl, syscall
 
+PR_SET_DUMPABLE = 4
 TIMEOUT = 10.0  # seconds for each step of the look from inside
 CLOSE_RANGE_CLOEXEC = 4
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
@@ -51,7 +52,7 @@ def until_go(plan: Plan, channel: socket.socket) -> None:
     """Do what the daemon asks for; it says "go" only after it has compared and judged. Raises JailError for its end."""
     probes = plan["probes"]
     context = probes["context"] | {"_fds": [channel.fileno()], "_env": plan["exec"]["env"]}
-    standing = None
+    standing, sealed = None, False
     while (message := fdpass.recv(channel)) is not None:
         match message.body.get("op"):
             case "probe":
@@ -59,7 +60,11 @@ def until_go(plan: Plan, channel: socket.socket) -> None:
             case "put_up":  # of `credgate prove`: to be another jail's neighbour
                 standing = neighbour.put_up(context)
                 fdpass.send(channel, {"ev": "standing", "what": len(standing.sockets)})
-            case "go":
+            case "seal":  # it was read back: nobody of the jail's user reads it from here on
+                prctl(PR_SET_DUMPABLE, 0)
+                sealed = True
+                fdpass.send(channel, {"ev": "sealed"})
+            case "go" if sealed:
                 return
             case _:
                 break

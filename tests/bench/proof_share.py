@@ -4,21 +4,17 @@ Pairs of `credgate run -- true`, interleaved: one under a daemon as installed, o
 were patched out by this file. The installed package has no such switch.
 """
 
-import json
 import os
-import select
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 from tests.bench.figures import Absent, Row
 from tests.conftest import CHECKOUT
+from tests.e2e.mutant import start_patched
 from tests.e2e.site import BIN, Site, make_site
 
 PAIRS = 30
 MOST = 0.40  # of the launch with proof
-READY = 60.0  # seconds for a daemon to start
 UNPROVEN = f"""import sys
 sys.path.insert(0, {str(CHECKOUT / "src")!r})
 import asyncio, os
@@ -53,20 +49,7 @@ def account() -> tuple[int, int]:
 
 def start_unproven(site: Site) -> subprocess.Popen[bytes]:
     """The patched daemon, for the site's user."""
-    script = site.write("unproven.py", UNPROVEN)
-    for name in (".local", ".local/state", ".local/state/credgate", ".local/state/credgate/run"):
-        (site.home / name).mkdir(mode=0o700, exist_ok=True)
-        site.own(site.home / name)
-    reader, writer = os.pipe()
-    argv = site.as_user([sys.executable, "-I", script, str(writer), "600"])
-    log = (site.home / "unproven.log").open("wb")
-    process = subprocess.Popen(argv, env=site.environment(), cwd="/", pass_fds=[writer], stdout=log, stderr=log)
-    os.close(writer)
-    log.close()
-    if not select.select([reader], [], [], READY)[0] or not json.loads(os.read(reader, 65536) or b"{}").get("ok"):
-        raise RuntimeError(Path(site.home / "unproven.log").read_text())
-    os.close(reader)
-    return process
+    return start_patched(site, UNPROVEN)
 
 
 def launch(site: Site) -> float:

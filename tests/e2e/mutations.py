@@ -10,7 +10,7 @@ import socket
 import struct
 from collections.abc import Callable
 
-from jail import bpf, caps, keyring_kernel, landlock, launcher, mounts, pid1, terminal
+from jail import bpf, caps, keyring_kernel, landlock, launcher, mounts, pid1, terminal, workload
 
 SIOCADDRT, SIOCSIFADDR = 0x890B, 0x8916
 RTF_UP, RTF_GATEWAY = 1, 2
@@ -112,7 +112,7 @@ def user_namespaces_unbounded() -> None:
 
 
 def descriptor_leaked() -> None:
-    pid1.close_others = lambda: os.open("/etc/passwd", os.O_RDONLY)
+    pid1.close_others = lambda _named: os.open("/etc/passwd", os.O_RDONLY)
 
 
 def variable_inherited() -> None:
@@ -296,6 +296,27 @@ def hosts_cgroup() -> None:
     _without(os.CLONE_NEWCGROUP)
 
 
+# In the starter
+
+
+def workload_dumpable() -> None:
+    workload.prctl = nothing
+
+
+def waiters_descriptor() -> None:
+    """What the starter holds stays open in the jail."""
+    kept = os.open("/etc/passwd", os.O_RDONLY)
+    close = pid1.close_others
+    pid1.close_others = lambda named: close([*named, kept])
+
+
+def unsealed_go() -> None:
+    """Both say that they gave it up, and have not."""
+    dumpable()
+    workload_dumpable()
+
+
+STARTER = {step.__name__: step for step in (workload_dumpable, waiters_descriptor, hosts_ipc, unsealed_go)}
 LAUNCHER = {"hosts_ipc": hosts_ipc, "hosts_cgroup": hosts_cgroup, "users_environment": launchers_environment}
 PID1 = {
     step.__name__: step

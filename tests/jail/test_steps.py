@@ -54,7 +54,7 @@ def test_daemon() -> None:
     at = prove.index("try_guards")
     prove[at : at + 1] = called(session.Session.try_guards)
     wanted = documented("daemon")
-    assert wanted == ["confine", "read_back", "judge"]
+    assert wanted == ["confine", "look", "read_back", "judge"]
     assert in_order(wanted, [*back, *prove])
 
 

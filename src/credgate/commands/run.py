@@ -17,6 +17,7 @@ from credgate.stdio import check_standard
 from credgate.text import escape
 from jail import childlaunch, fdpass, launcher
 from jail.errors import JailError
+from jail.lent import Lent
 from jail.relay import CONTINUED, EXITED, STOPPED, Relay
 
 CANNOT = 125
@@ -178,8 +179,7 @@ class Launch:
         self._check_status_fd()
         check_standard()
         self.control = controlclient.connect_or_start(Places.from_env(os.environ))
-        answer = self._ask(self.control)
-        started = launcher.start(launcher.Handles(answer.fds), self.ttys)
+        started = self._start(self.control)
         self.peer = started.peer
         for sock in (self.control, self.peer):
             self.events.register(sock.fileno(), select.EPOLLIN)
@@ -207,7 +207,17 @@ class Launch:
                 CANNOT,
             ) from None
 
-    def _ask(self, control: socket.socket) -> fdpass.Received:
+    def _start(self, control: socket.socket) -> launcher.Started | Lent:
+        """Lend what the daemon's starter needs; where that can't stand in for us, the answer has what we need."""
+        lent = Lent(self.ttys)
+        answer = self._ask(control, lent.descriptors())
+        if not answer.fds:
+            lent.passed_on()
+            return lent
+        lent.take_back()
+        return launcher.start(launcher.Handles(answer.fds), self.ttys)
+
+    def _ask(self, control: socket.socket, lent: list[int]) -> fdpass.Received:
         body = {
             "argv": self.command,
             "cwd": _cwd(),
@@ -221,7 +231,7 @@ class Launch:
         payload = os.memfd_create("request", os.MFD_CLOEXEC)
         os.write(payload, json.dumps(body).encode())
         try:
-            answer = controlclient.exchange(control, {"op": "run.open"}, [payload])
+            answer = controlclient.exchange(control, {"op": "run.open", "ttys": self.ttys}, [payload, *lent])
         finally:
             os.close(payload)
         self.id = str(answer.body["run"])

@@ -1,0 +1,43 @@
+"""What a launcher lends the daemon's starter, which then forks the jail in its place. Standard library only."""
+
+import os
+
+from jail import fdpass
+
+
+class Lent:
+    """A jail that the starter forks: `peer` is the socket to pid 1.
+
+    The kernel closes the launcher's end of `life` with the launcher, which ends the jail; the waiter's end is closed
+    once the jail is dead.
+    """
+
+    def __init__(self, ttys: list[int]) -> None:
+        """Make both pairs. ttys: which of 0, 1, 2 are the user's terminal, which is lent to nobody."""
+        self.peer, self._theirs = fdpass.pair()
+        self._life, self._waiters = fdpass.pair()
+        self._null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        self._ttys = ttys
+
+    def descriptors(self) -> list[int]:
+        """In the order of `credgate.standin.Borrowed`."""
+        standard = [self._null if number in self._ttys else number for number in (0, 1, 2)]
+        return [self._theirs.fileno(), self._waiters.fileno(), *standard]
+
+    def passed_on(self) -> None:
+        """Close what is the jail's from now on: its end is told by the last copy's."""
+        self._theirs.close()
+        self._waiters.close()
+        os.close(self._null)
+
+    def take_back(self) -> None:
+        """Close all: this launcher forks its jail itself."""
+        self.passed_on()
+        self.peer.close()
+        self._life.close()
+
+    def wait(self) -> None:
+        """Block until the waiter has ended, which reaps pid 1 before: nothing of the jail lives then."""
+        while self._life.recv(1):  # it has nothing to say
+            pass
+        self._life.close()
