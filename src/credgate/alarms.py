@@ -97,6 +97,7 @@ class Alarms:
                     return False
                 run.revoked = True
                 self.killed.set()
+        self._session.parts.gateway.tell(run)
         asyncio.get_running_loop().call_later(LAST_WORD, self._cut)
         return True
 

@@ -79,6 +79,18 @@ class Authority:
         write_private(key_file, _key_pem(key))
         return cls(key=key, certificate=certificate, clock=clock)
 
+    def to_pem(self) -> tuple[bytes, bytes]:
+        """Key and certificate, for another process of the gateway's."""
+        return _key_pem(self._key), self.ca_pem
+
+    @classmethod
+    def from_pem(cls, key: bytes, certificate: bytes) -> "Authority":
+        """As to_pem gave it. The leaves of each process have a key of their own."""
+        loaded = serialization.load_pem_private_key(key, password=None)
+        if not isinstance(loaded, ec.EllipticCurvePrivateKey):
+            raise TypeError("got another kind of key, expected an EC key")
+        return cls(key=loaded, certificate=x509.load_pem_x509_certificate(certificate))
+
     @property
     def ca_pem(self) -> bytes:
         """The CA's certificate, PEM: what goes into the trust stores of the jail."""

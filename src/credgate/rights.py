@@ -44,7 +44,7 @@ async def revoke(sessions: Mapping[str, Session], name: str, only: str = "") -> 
 async def _revoke_run(session: Session) -> fdpass.Json:
     run, parts = session.run, session.parts
     run.revoked = True
-    closed = parts.gateway.cut(run.id, "the run was revoked")  # first: the record can wait, the rights can't
+    closed = await parts.gateway.cut_all(run, "the run was revoked")  # first: the record can wait, the rights can't
     seq = parts.ledger.append("revoke", run=run.id, role=run.role, count=closed)
     await parts.ledger.durable(seq)
     try:
@@ -59,7 +59,7 @@ async def _revoke_run(session: Session) -> fdpass.Json:
 async def _revoke_binding(session: Session, name: str) -> fdpass.Json:
     run, parts = session.run, session.parts
     run.revoked_bindings.add(name)
-    closed = parts.gateway.cut(run.id, "the binding was revoked", name)
+    closed = await parts.gateway.cut_all(run, "the binding was revoked", name)
     seq = parts.ledger.append("revoke", run=run.id, role=run.role, binding=name, count=closed)
     await parts.ledger.durable(seq)
     return {"run": run.id, "binding": name, "closed": closed}
@@ -76,6 +76,7 @@ async def resume(sessions: Mapping[str, Session], name: str) -> fdpass.Json:
     seq = parts.ledger.append("grant", run=name, role=session.run.role, reason="resumed")
     await parts.ledger.durable(seq)
     session.run.paused = False
+    await parts.gateway.told(session.run)
     return {"ok": True, "run": name}
 
 
@@ -169,5 +170,5 @@ async def _swap(session: Session, chosen: Effective) -> None:
     await parts.ledger.durable(seq)
     session.chosen, run.policy = replace(chosen, policy=policy), policy
     run.generation += 1
-    parts.gateway.cut(run.id, "the policy was reloaded")
+    await parts.gateway.swapped(run, "the policy was reloaded")
     await parts.resolver.replace(run.id, table_for(policy, run.role, session.berth.gateway))

@@ -222,6 +222,7 @@ class Session:
         )
         await self.parts.ledger.durable(seq)
         self.run.proof = shown.id
+        await self.parts.gateway.told(self.run)
 
     async def try_guards(self, shown: proof.Shown) -> tuple[Row, ...]:
         """Have the workload try what each guard forbids, and judge that beside the controls."""

@@ -44,5 +44,6 @@ class Reason(StrEnum):
     USES_EXHAUSTED = "uses_exhausted"  # the binding's max_uses
     RATE_EXCEEDED = "rate_exceeded"  # the binding's rate: 403, never 429, which clients retry
     BUDGET_EXHAUSTED = "budget_exhausted"  # the role's budget
+    WORKER_DIED = "worker_died"  # of an outcome alone: the process that forwarded the request ended before it
     LEDGER_UNAVAILABLE = "ledger_unavailable"
     INTERNAL = "internal"  # our own fault: refused

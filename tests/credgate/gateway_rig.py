@@ -394,6 +394,7 @@ async def rig(
     alpn: tuple[str, ...] = ("http/1.1",),
     test_ca: TargetCa | None = None,
     decoys: Mapping[str, str] = {"swap": DECOY},
+    processes: int = 1,
 ) -> AsyncIterator[Rig]:
     """Everything up; `good_hosts` are the names that the good target has a certificate for."""
     ca = test_ca or TargetCa(tmp, "targets")
@@ -433,7 +434,7 @@ async def rig(
             own_addresses=frozenset,
             timeouts=timeouts,
         )
-        await gateway.start()
+        await gateway.start(processes)
         await gateway.serve(
             run, [Listener(sock=s, port=ports[name], proxy=name == "proxy") for name, s in sockets.items()]
         )

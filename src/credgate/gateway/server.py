@@ -15,16 +15,17 @@ from credgate.gateway.records import Records
 from credgate.gateway.serving import GatewayError, Serving
 from credgate.gateway.steps import Timeouts
 from credgate.gateway.upstream import UpstreamTls
-from credgate.known import KnownValues
 from credgate.ledger import keys
 from credgate.minting.calls import Calls
 from credgate.minting.minter import Minter
-from credgate.runs import Run
+from credgate.runs import Listener, Run
 from credgate.vaultserver import VaultServers
+from credgate.workers.knowing import SharedValues
 
 if TYPE_CHECKING:
     from credgate.ledger.writer import Ledger
     from credgate.vault import Vault
+    from credgate.workers.pool import Workers
 
 __all__ = ["Gateway", "GatewayError"]
 
@@ -42,7 +43,7 @@ class Gateway(Serving):
         own_addresses: OwnAddresses,
         timeouts: Timeouts | None = None,
         system_roots: Path | None = None,
-        known: KnownValues | None = None,
+        known: SharedValues | None = None,
     ) -> None:
         """`resolve` raises OSError where a name has no address.
 
@@ -50,7 +51,7 @@ class Gateway(Serving):
         CredgateError without a system trust store, PlaceError where the key of fingerprints is not ours alone.
         """
         super().__init__()
-        self.known = known or KnownValues()
+        self.known = known or SharedValues()
         limits = timeouts or Timeouts()
         upstream = UpstreamTls(system_roots)
         dialler = self._dialler(Pins(resolve, limits.names), own_addresses, limits, str(upstream.bundle))
@@ -67,6 +68,7 @@ class Gateway(Serving):
             minter=self._minter,
         )
         self._hooks = Hooks(judge=judge, authority=authority, upstream=upstream, timeouts=limits)
+        self.workers: Workers | None = None
 
     def _dialler(self, pins: Pins, own_addresses: OwnAddresses, limits: Timeouts, bundle: str) -> Dialler:
         return Dialler(
@@ -77,6 +79,60 @@ class Gateway(Serving):
             connect_timeout=limits.connect,
             bundle=bundle,
         )
+
+    async def start(self, processes: int = 1) -> None:
+        """As Serving.start. `processes` accept, this one among them. Raises CredgateError where one does not start."""
+        await super().start()
+        if processes < 2:
+            return
+        from credgate.workers.pool import Terms, Workers  # noqa: PLC0415 - most daemons have none
+
+        hooks = self._hooks
+        terms = Terms(
+            judge=hooks.judge,
+            known=self.known,
+            authority=hooks.authority,
+            system_roots=str(hooks.upstream.bundle),
+            timeouts=hooks.timeouts,
+        )
+        self.workers = Workers(processes - 1, terms)
+        self.share = self.workers.share
+        await self.workers.start()
+
+    async def serve(self, run: Run, listeners: Sequence[Listener]) -> None:
+        """As Serving.serve, by every process."""
+        await super().serve(run, listeners)
+        if self.workers is not None:
+            await self.workers.begin(run, listeners)
+
+    def tell(self, run: Run) -> None:
+        """What of the run's rights is in force has changed: the other processes hear of it."""
+        if self.workers is not None:
+            self.workers.tell(run)
+
+    async def told(self, run: Run) -> None:
+        """As tell, and wait until they have heard."""
+        if self.workers is not None:
+            await self.workers.told(run)
+
+    def cut(self, run_id: str, detail: str, binding: str = "") -> int:
+        """As Serving.cut; the other processes do it as soon as they hear of it, and are not counted."""
+        if self.workers is not None:
+            self.workers.cut(run_id, detail, binding)
+        return super().cut(run_id, detail, binding)
+
+    async def cut_all(self, run: Run, detail: str, binding: str = "") -> int:
+        """As cut, and wait until no process has one of them left; how many they were, by all of them."""
+        count = super().cut(run.id, detail, binding)
+        if self.workers is not None:
+            count += await self.workers.cut_now(run, detail, binding)
+        return count
+
+    async def swapped(self, run: Run, detail: str) -> None:
+        """The run's policy was replaced: it is in force everywhere, and no connection of the old one is left."""
+        super().cut(run.id, detail)
+        if self.workers is not None:
+            await self.workers.swapped(run)
 
     async def publish(self, run: Run, ports: Sequence[int], make: MakeSocket) -> None:
         """Let the host's loopback reach these ports in the jail of a run that is served, until `close`.
@@ -93,10 +149,14 @@ class Gateway(Serving):
         await self._minter.end(run_id)
 
     async def _closed(self, run_id: str) -> None:
+        if self.workers is not None:
+            await self.workers.finish(run_id)
         await self.take_back(run_id)
 
     async def stop(self) -> None:
         """Close every run."""
         await super().stop()
+        if self.workers is not None:
+            await self.workers.stop()
         await self._minter.drain()
         await self._vaults.close()

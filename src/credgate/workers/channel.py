@@ -1,0 +1,260 @@
+"""One end of the socket between daemon and worker: messages in order, with descriptors, many in one packet.
+
+SOCK_SEQPACKET: the kernel keeps packets whole, and what was sent stays to be read when the sender has died. Messages
+posted in one turn of the event loop share a packet. What is too large for one goes by a memfd.
+"""
+
+import array
+import asyncio
+import os
+import select
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from credgate.errors import CredgateError
+from credgate.workers.messages import Message, encode
+
+PACKET = 96 << 10  # bytes; below the kernel's default for what a socket holds (net.core.wmem_default, 208 KiB)
+MAX_FDS = 64
+_ROOM = socket.CMSG_SPACE(MAX_FDS * 4)
+_LENGTH = struct.Struct("<I")
+_MEMFD = _LENGTH.pack(0xFFFF_FFFF)  # the packet's last descriptor holds what it would have
+_PACKETS = 64  # read before others of the loop have their turn
+PATIENCE = 5.0  # seconds that the other side may leave a full socket unread, or a question unanswered
+
+
+class ChannelError(CredgateError):
+    """The other process is gone, silent, or says what it may not."""
+
+
+class Channel:
+    """`take` gets each message with its descriptors, which are its to close; `ended` is called once, with a reason."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        decoder: "msgspec.msgpack.Decoder[Any]",
+        take: Callable[[Any, list[int]], None],
+        ended: Callable[[str], None],
+        most: int,
+    ) -> None:
+        """`most`: bytes of a message that are read."""
+        sock.setblocking(False)
+        self._most = most
+        self._sock, self._decoder, self._take, self._on_end = sock, decoder, take, ended
+        self._loop = asyncio.get_running_loop()
+        self._out: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._due = self._blocked = self.over = False
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._next = 0
+        self._buffer = bytearray(PACKET + _LENGTH.size)
+        self._loop.add_reader(sock, self._readable)
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    def post(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Send a message with the others of this turn of the loop. The descriptors stay the caller's."""
+        if self.over:
+            return
+        self._out.append((encode(message), tuple(map(os.dup, fds))))
+        if not self._due:
+            self._due = True
+            self._loop.call_soon(self._flush)
+
+    def push(self, message: Message) -> None:
+        """Send a message and all before it: when this returns the kernel has them. Raises ChannelError."""
+        self.post(message)
+        self._flush()
+        while self._out and not self.over:
+            poll = select.poll()
+            poll.register(self._sock, select.POLLOUT)
+            if not poll.poll(PATIENCE * 1000):
+                self.end("it reads nothing")
+            self._flush()
+        if self.over:
+            raise ChannelError("worker_gone", "the other process is gone")
+
+    def question(self, make: Callable[[int], Message], fds: Sequence[int] = ()) -> "tuple[int, asyncio.Future[Any]]":
+        """Send a question; its number, and what will have its answer, or a ChannelError."""
+        self._next += 1
+        number, answer = self._next, self._loop.create_future()
+        if self.over:
+            answer.set_exception(ChannelError("worker_gone", "the other process is gone"))
+            return number, answer
+        self._asked[number] = answer
+        self.post(make(number), fds)
+        return number, answer
+
+    async def ask(self, make: Callable[[int], Message], fds: Sequence[int] = (), within: float | None = None) -> Any:
+        """Send a question and return its answer. Raises ChannelError, also where none comes in `within` seconds."""
+        number, answer = self.question(make, fds)
+        try:
+            async with asyncio.timeout(within):
+                return await answer
+        except TimeoutError:
+            self.end("it leaves a question unanswered")
+            raise ChannelError("worker_silent", "the other process does not answer") from None
+        finally:
+            self._asked.pop(number, None)
+
+    def answered(self, message: Message) -> bool:
+        """Give an answer to who asked for it; False where nobody waits."""
+        future = self._asked.pop(message.ask, None)
+        if future is None or future.done():
+            return False
+        future.set_result(message)
+        return True
+
+    def _flush(self) -> None:
+        self._due = False
+        while self._out and not self.over:
+            data, fds, count = self._packet()
+            try:
+                self._send(data, fds)
+            except BlockingIOError:
+                self._wait_for_room()
+                return
+            except OSError as error:
+                self.end(error.strerror or "its socket failed")
+                return
+            for _ in range(count):
+                for fd in self._out.popleft()[1]:
+                    os.close(fd)
+        if self._blocked:
+            self._blocked = False
+            self._loop.remove_writer(self._sock)
+
+    def _wait_for_room(self) -> None:
+        if not self._blocked:
+            self._blocked = True
+            self._loop.add_writer(self._sock, self._flush)
+
+    def _packet(self) -> tuple[bytes, tuple[int, ...], int]:
+        """What goes next, and how many messages that are. One with descriptors goes alone."""
+        parts: list[bytes] = []
+        size = count = 0
+        for data, fds in self._out:
+            size += len(data) + _LENGTH.size
+            if count and (size > PACKET or fds):
+                break
+            parts += (_LENGTH.pack(len(data)), data)
+            count += 1
+            if fds:
+                return b"".join(parts), fds, 1
+        return b"".join(parts), (), count
+
+    def _send(self, data: bytes, fds: tuple[int, ...]) -> None:
+        if len(data) <= PACKET:
+            if fds:
+                self._sock.sendmsg([data], _rights(fds), socket.MSG_NOSIGNAL)
+            else:
+                self._sock.send(data, socket.MSG_NOSIGNAL)
+            return
+        large = os.memfd_create("message", os.MFD_CLOEXEC)
+        try:
+            with open(large, "wb", closefd=False) as file:
+                file.write(data)
+            self._sock.sendmsg([_MEMFD], _rights((*fds, large)), socket.MSG_NOSIGNAL)
+        finally:
+            os.close(large)
+
+    # -- receiving ----------------------------------------------------------------------------------------------------
+
+    def _readable(self) -> None:
+        for _ in range(_PACKETS):
+            if self.over or not self._receive():
+                return
+
+    def _receive(self) -> bool:
+        try:
+            size, ancillary, flags, _ = self._sock.recvmsg_into([self._buffer], _ROOM, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self.end(error.strerror or "its socket failed")
+            return False
+        fds = _descriptors(ancillary)
+        if not size:
+            self.end("it is gone")
+            return False
+        data = memoryview(self._buffer)[:size]
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            _close(fds)
+            self.end("it sent too much at once")
+            return False
+        if data == _MEMFD and fds:
+            whole = _whole(fds.pop(), self._most)
+            if whole is None:
+                _close(fds)
+                self.end("it sent too much at once")
+                return False
+            data = memoryview(whole)
+        self._messages(data, fds)
+        return True
+
+    def _messages(self, data: memoryview, fds: list[int]) -> None:
+        at = 0
+        while at < len(data) and not self.over:
+            (length,) = _LENGTH.unpack_from(data, at)
+            at += _LENGTH.size + length
+            try:
+                message = self._decoder.decode(data[at - length : at])
+            except msgspec.MsgspecError as error:
+                _close(fds)
+                self.end(f"it said what it may not: {error}"[:200])
+                return
+            self._take(message, fds)
+            fds = []
+
+    def drain(self) -> None:
+        """Read what a process that has ended had sent before."""
+        while not self.over and self._receive():
+            pass
+
+    def end(self, why: str) -> None:
+        """Let the socket go; who waits for an answer gets none."""
+        if self.over:
+            return
+        self.over = True
+        self._loop.remove_reader(self._sock)
+        if self._blocked:
+            self._loop.remove_writer(self._sock)
+        self._sock.close()
+        for _, fds in self._out:
+            _close(list(fds))
+        self._out.clear()
+        for future in self._asked.values():
+            if not future.done():
+                future.set_exception(ChannelError("worker_gone", f"the other process: {why}"))
+                future.exception()  # marks it as seen: nobody may be waiting
+        self._on_end(why)
+
+
+def _rights(fds: tuple[int, ...]) -> list[tuple[int, int, "array.array[int]"]]:
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, raw in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(raw[: len(raw) - len(raw) % fds.itemsize])
+    return list(fds)
+
+
+def _close(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
+
+
+def _whole(descriptor: int, most: int) -> bytes | None:
+    with os.fdopen(descriptor, "rb") as file:
+        if os.fstat(descriptor).st_size > most:
+            return None
+        file.seek(0)
+        return file.read(most)

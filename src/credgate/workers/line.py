@@ -1,0 +1,160 @@
+"""A worker's side of the socket: questions with their answers, lines that nobody waits for, and what it was told."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+from credgate.ledger.record import LedgerError
+from credgate.runs import Run
+from credgate.secretvalue import Secret, SecretUnavailable
+from credgate.workers import messages as m
+from credgate.workers.channel import Channel, ChannelError
+from rules.grants import Use
+from rules.reasons import Reason
+from rules.verdict import Deny
+
+log = logging.getLogger(__name__)
+
+MOST = 1 << 30  # bytes of a message of the daemon's: a policy with ten thousand endpoints is below a hundredth
+
+# Secrets that were fetched for the request that is being judged: they are not asked for again when it is sent.
+fresh: ContextVar[set[str]] = ContextVar("fresh")
+
+
+class StaleSecrets(Exception):
+    """A request was rewritten with values that count no more; the new ones are known by now."""
+
+
+class Line:
+    """Questions to the daemon, and the values of secrets as it gave them last."""
+
+    def __init__(self, sock: socket.socket, take: Callable[[Any, list[int]], None], ended: Callable[[str], None]):
+        self.channel = Channel(sock, m.for_worker, take, ended, MOST)
+        self.broken: LedgerError | None = None
+        self._values: dict[tuple[str, str], m.Given] = {}
+        self._since: dict[tuple[str, str], float] = {}  # loop time at which a minted one came
+        self._said: dict[str, tuple[int, int]] = {}  # refusals and bytes of a run that the daemon knows of
+        self._claimed: dict[int, Run] = {}  # by the question's number
+
+    # -- secrets ------------------------------------------------------------------------------------------------------
+
+    async def secret(self, run: Run, name: str) -> Secret:
+        """The value that the daemon gave last, asked for where it gave none. Raises SecretUnavailable, LedgerError."""
+        given = self._values.get((run.id, name))
+        if given is None:
+            answer = await self._ask(lambda ask: m.Fetch(run.id, name, ask=ask))
+            if not isinstance(answer, m.Given):
+                raise TypeError(f"got a {type(answer).__name__} for a secret")
+            given = answer
+            self._keep(run, given)
+        return Secret(name, given.value)
+
+    def _keep(self, run: Run, given: m.Given) -> None:
+        self._values[run.id, given.name] = given
+        self._since[run.id, given.name] = asyncio.get_running_loop().time()
+        fresh.get().add(given.name)
+
+    def lifetime(self, run: Run, name: str) -> float:
+        """Seconds that a minted secret still counts, as far as is known here; else 0."""
+        given = self._values.get((run.id, name))
+        if given is None:
+            return 0.0
+        return max(0.0, given.lifetime - asyncio.get_running_loop().time() + self._since[run.id, name])
+
+    def forget(self, run_id: str) -> None:
+        """A run is over."""
+        for key in [key for key in self._values if key[0] == run_id]:
+            del self._values[key], self._since[key]
+        self._said.pop(run_id, None)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    async def claim(self, run: Run, use: Use, secrets: frozenset[str], marks: m.Marks, fields: m.Fields) -> int | Deny:
+        """The number of a request's intent once it may go, or why it may not.
+
+        Raises StaleSecrets, SecretUnavailable, LedgerError.
+        """
+        got = fresh.get()
+        versions = {name: self._values[run.id, name].version for name in secrets - got}
+        bindings = [binding.name for binding in use.bindings]
+        answer = await self._ask(
+            lambda ask: m.Claim(
+                run.id, run.generation, bindings, use.head, use.promised, versions, marks, fields, ask=ask
+            ),
+            run,
+        )
+        match answer:
+            case m.Noted(seq=seq):
+                return seq
+            case m.Refused():
+                return Deny(
+                    reason=Reason(answer.reason),
+                    message=answer.message,
+                    status=answer.status,
+                    rule=answer.rule,
+                    hint=answer.hint,
+                )
+            case m.Stale():
+                for given in answer.values:
+                    self._keep(run, given)
+                raise StaleSecrets
+        raise TypeError(f"got a {type(answer).__name__} for a claim")
+
+    async def _ask(self, make: Callable[[int], m.Message], claimed: Run | None = None) -> Any:
+        self._check()
+        if claimed is not None:
+            self.counted(claimed)
+        number, asked = self.channel.question(make)
+        if claimed is not None:
+            self._claimed[number] = claimed
+        try:
+            answer = await asked
+        except ChannelError as error:
+            raise LedgerError("ledger_unavailable", "the daemon is gone") from error
+        if isinstance(answer, m.Failed):
+            kind = LedgerError if answer.ledger else SecretUnavailable
+            raise kind(answer.code, answer.detail, answer.hint)
+        return answer
+
+    def answered(self, answer: m.Message) -> None:
+        """Give an answer to who waits for it. Where nobody does any more, the intent that came of it is closed."""
+        run = self._claimed.pop(answer.ask, None)
+        if not self.channel.answered(answer) and isinstance(answer, m.Noted) and run is not None:
+            self.post("outcome", {"run": run.id, "intent_seq": answer.seq, "detail": "broken off before it was sent"})
+
+    # -- lines --------------------------------------------------------------------------------------------------------
+
+    def post(self, ev: str, fields: m.Fields, run: Run | None = None) -> None:
+        """Have a line written; it goes with the others of this turn of the loop. Raises LedgerError."""
+        self._check()
+        if run is not None:
+            self.counted(run)
+        self.channel.post(m.Record(ev, fields))
+
+    def push(self, message: m.Message, run: Run | None = None) -> None:
+        """Say something that the daemon has when this returns, whatever becomes of this process. Raises LedgerError."""
+        self._check()
+        if run is not None:
+            self.counted(run)
+        try:
+            self.channel.push(message)
+        except ChannelError as error:
+            raise LedgerError("ledger_unavailable", "the daemon is gone") from error
+
+    def _check(self) -> None:
+        if self.broken is not None:
+            raise self.broken
+        if self.channel.over:
+            raise LedgerError("ledger_unavailable", "the daemon is gone")
+
+    def counted(self, run: Run) -> None:
+        """Say what was refused and sent of a run, and of those above it, since it was said last."""
+        for level in run.levels():
+            denied, sent = self._said.get(level.id, (0, 0))
+            now = (level.denied, level.spent.bytes_out)
+            if now != (denied, sent):
+                self._said[level.id] = now
+                self.channel.post(m.Counted(level.id, now[0] - denied, now[1] - sent))

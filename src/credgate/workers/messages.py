@@ -1,0 +1,206 @@
+"""What daemon and worker say to each other: msgpack arrays by tag, checked as they are decoded.
+
+What a worker says is read as plain data of these shapes and nothing else: a worker speaks with the outside world.
+"""
+
+from typing import Any
+
+import msgspec
+
+type Value = str | int | list[str] | dict[str, str] | None
+type Fields = dict[str, Value]  # of a ledger line
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Base of all. `ask` numbers a question whose answer has the same number; 0: nobody waits."""
+
+    ask: int = 0
+
+
+# -- from the daemon --------------------------------------------------------------------------------------------------
+
+
+class Setup(Message, tag="setup", frozen=True):
+    """First of all; `given` is a pickled given.Setup, which the daemon alone makes. One descriptor: the loads."""
+
+    given: bytes
+
+
+class Begin(Message, tag="begin", frozen=True):
+    """Serve a run: `given` is a pickled given.Run; descriptors: its listeners, in its order."""
+
+    given: bytes
+
+
+class Swap(Message, tag="swap", frozen=True):
+    """A run's policy was replaced: `given` is a pickled given.Swap. All its connections end."""
+
+    given: bytes
+
+
+class State(Message, tag="state", frozen=True):
+    """What of a run's rights is in force from now on."""
+
+    run: str
+    proof: str
+    revoked: bool
+    paused: bool
+    revoked_bindings: list[str]
+
+
+class Cut(Message, tag="cut", frozen=True):
+    """End connections of a run at once: all, or those that `binding` was used on."""
+
+    run: str
+    detail: str
+    binding: str = ""
+
+
+class End(Message, tag="end", frozen=True):
+    """A run is over."""
+
+    run: str
+
+
+class Known(Message, tag="known", frozen=True):
+    """A value to be looked for, of whichever run; either way round."""
+
+    name: str
+    value: str
+    basic: str = ""
+
+
+class Broken(Message, tag="broken", frozen=True):
+    """The ledger is closed for good."""
+
+    code: str
+    detail: str
+    hint: str
+
+
+class Given(Message, tag="given", frozen=True):
+    """A secret's value; `version` names it to this worker. `lifetime`: seconds of a minted one."""
+
+    name: str
+    value: str
+    version: int
+    lifetime: float = 0.0
+
+
+class Noted(Message, tag="noted", frozen=True):
+    """The intent is line `seq`, on the disk where that was asked for: the request may go."""
+
+    seq: int
+
+
+class Refused(Message, tag="refused", frozen=True):
+    """The request may not go, and no line was written: a Deny's fields."""
+
+    reason: str
+    message: str
+    status: int
+    rule: str
+    hint: str
+
+
+class Stale(Message, tag="stale", frozen=True):
+    """No line was written: these secrets have other values by now."""
+
+    values: list[Given]
+
+
+class Failed(Message, tag="failed", frozen=True):
+    """An error of credgate's: `ledger` where it is the ledger's, else the secret can't be had."""
+
+    ledger: bool
+    code: str
+    detail: str
+    hint: str
+
+
+class Stop(Message, tag="stop", frozen=True):
+    """Leave."""
+
+
+# -- from a worker ----------------------------------------------------------------------------------------------------
+
+
+class Ready(Message, tag="ready", frozen=True):
+    """It is set up."""
+
+
+class Done(Message, tag="done", frozen=True):
+    """What was asked is done; `count` connections were ended by it."""
+
+    count: int = 0
+    error: str = ""
+
+
+class Fetch(Message, tag="fetch", frozen=True):
+    """Asks for a secret's value."""
+
+    run: str
+    name: str
+
+
+class Marks(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Which of our headers a request gets, as rules.correlate.Marks has them."""
+
+    names: list[str]
+    client_key: bytes = b""
+
+
+class Claim(Message, tag="claim", frozen=True):
+    """Asks to send one request, by the policy of `generation`: spend it, write its intent, say its number.
+
+    `secrets`: the versions that are in it, by name, but for those that were fetched for it.
+    """
+
+    run: str
+    generation: int
+    bindings: list[str]
+    head: int
+    promised: int
+    secrets: dict[str, int]
+    marks: Marks
+    fields: Fields
+
+
+class Record(Message, tag="record", frozen=True):
+    """One line that nobody waits for."""
+
+    ev: str
+    fields: Fields
+
+
+class Held(Message, tag="held", frozen=True):
+    """A refusal that is counted, and will be in the line that has `id`."""
+
+    id: str
+    fields: Fields
+
+
+class Counted(Message, tag="counted", frozen=True):
+    """What was refused and sent since it was said last."""
+
+    run: str
+    denied: int
+    bytes_out: int
+
+
+class Alarm(Message, tag="alarm", frozen=True):
+    """An alarm of a run."""
+
+    run: str
+    kind: str
+    detail: str
+
+
+type FromDaemon = (
+    Setup | Begin | Swap | State | Cut | End | Known | Broken | Given | Noted | Refused | Stale | Failed | Stop
+)
+type FromWorker = Ready | Done | Fetch | Claim | Record | Held | Counted | Alarm | Known
+
+encode = msgspec.msgpack.Encoder().encode
+for_worker: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromDaemon.__value__)
+for_daemon: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromWorker.__value__)

@@ -1,0 +1,166 @@
+"""What stands in a worker where the daemon's own process has the vault, the counters and the ledger."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from credgate.gateway.clientcert import certificate_of
+from credgate.gateway.exchange import ClientState, Exchange, Key
+from credgate.gateway.floods import Fields, Floods
+from credgate.gateway.judge import Judge, over
+from credgate.gateway.records import Records
+from credgate.gateway.waiting import BodyWanted
+from credgate.known import KnownValues
+from credgate.minting.jailcall import LocalAnswer
+from credgate.runs import Run
+from credgate.secretvalue import Secret
+from credgate.workers import messages as m
+from credgate.workers.line import Line, StaleSecrets, fresh
+from rules.correlate import Marks
+from rules.grants import Use
+from rules.mints import Mint
+from rules.request import Outgoing, Wire
+from rules.verdict import Deny
+
+_TRIES = 3  # a secret that changes while a request is rewritten with it
+
+
+class RemoteLedger:
+    """Takes the lines that nobody waits for. The intent is Line.claim's."""
+
+    def __init__(self, line: Line, runs: Mapping[str, Run]) -> None:
+        self._line, self._runs = line, runs
+
+    def append(self, ev: str, numbered: object = None, /, **fields: object) -> int:
+        """Have a line written. Raises LedgerError. Returns 0: its number is nobody's business here.
+
+        An outcome may wait for the end of this turn: should this process die first, the daemon writes one. What has no
+        line to be missed by is with the daemon before this returns.
+        """
+        if numbered is not None:
+            raise TypeError(f"a line of {ev!r} has to be claimed")
+        plain, run = _plain(fields), self._runs.get(str(fields.get("run")))
+        if ev == "outcome":
+            self._line.post(ev, plain, run)
+        else:
+            self._line.push(m.Record(ev, plain), run)
+        return 0
+
+    async def durable(self, _seq: int) -> None:
+        """Never called: a claim's answer says that its line is on the disk."""
+        raise NotImplementedError
+
+
+def _plain(fields: Mapping[str, object]) -> m.Fields:
+    """As it can be sent: sets as the ledger would have them, nothing that it would leave out."""
+    out: dict[str, object] = {}
+    for name, value in fields.items():
+        if value is None or value in ("", (), {}):
+            continue
+        out[name] = (
+            sorted(value) if isinstance(value, frozenset) else list(value) if isinstance(value, tuple) else value
+        )
+    return cast("m.Fields", out)
+
+
+class RemoteFloods(Floods):
+    """Counts here, and has the daemon count with it: what is not written yet must not be lost with this process."""
+
+    __slots__ = ("_tell",)
+
+    def __init__(self, tell: Callable[[str, Fields], None]) -> None:
+        Floods.__init__(self)
+        self._tell = tell
+
+    def hold(self, run: str, fields: Fields, now: float) -> str:
+        """As Floods.hold."""
+        held = Floods.hold(self, run, fields, now)
+        if held:
+            self._tell(held, fields)
+        return held
+
+
+def records(line: Line, runs: Mapping[str, Run], known: KnownValues) -> Records:
+    """What a worker writes its records with."""
+
+    def tell(held: str, fields: Fields) -> None:
+        kept = {name: value for name, value in fields.items() if name not in ("ev", "query_names", "sni")}
+        line.push(m.Held(held, _plain(kept)), runs.get(str(fields.get("run"))))
+
+    ledger: Any = RemoteLedger(line, runs)  # has of a ledger what records need
+    return Records(ledger, known, RemoteFloods(tell))
+
+
+class RemoteMinter:
+    """Tokens are made by the daemon; here is known how long one counts."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    def lifetime(self, run: Run, mint: Mint) -> float:
+        """Seconds that the token of a mint still counts, 0 where none was used here."""
+        names = (b.secret for b in run.policy.bindings.values() if run.policy.secrets[b.secret].ref == mint.name)
+        return max((self._line.lifetime(run, name) for name in names), default=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteJudge(Judge):
+    """Judges as Judge does. Values of secrets are as the daemon gave them last, and it looks once more at the claim."""
+
+    line: Line
+
+    async def _judge(
+        self, state: ClientState, exchange: Exchange, wire: Wire, connected: frozenset[Key], body: bytes | None
+    ) -> Outgoing | BodyWanted | LocalAnswer | Deny:
+        fresh.set(set())
+        for _ in range(_TRIES):
+            try:
+                return await Judge._judge(self, state, exchange, wire, connected, body)
+            except StaleSecrets:
+                continue
+        raise RuntimeError("the secrets of a request change all the time")
+
+    async def fetch(self, run: Run, name: str) -> Secret:
+        """As Judge.fetch."""
+        secret = await self.line.secret(run, name)
+        self.known.add(name, secret.reveal())
+        return secret
+
+    async def _noted(
+        self,
+        state: ClientState,
+        exchange: Exchange,
+        marks: Marks,
+        bindings: Mapping[str, str],
+        use: Use,
+    ) -> Deny | None:
+        closed = over(state, use)
+        if closed is not None:
+            return closed
+        fields = self.records.intent_fields(state, exchange, tuple(bindings), tuple(bindings.values()))
+        sent = m.Marks(names=[name.value for name in marks.names], client_key=marks.client_key)
+        secrets = frozenset(bindings.values()) | _of_connection(exchange)
+        claimed = await self.line.claim(state.run, use, secrets, sent, _plain(fields))
+        if isinstance(claimed, Deny):
+            return claimed
+        exchange.intent_seq = claimed
+        state.exchanges.add(exchange)
+        return over(state, use)
+
+
+def _of_connection(exchange: Exchange) -> frozenset[str]:
+    """Names of the secrets that the upstream connection itself needs."""
+    allow = exchange.allow
+    if allow is None:
+        return frozenset()
+    shown, proxy = certificate_of(allow), allow.endpoint.proxy
+    names = {"" if shown is None else shown.secret, "" if proxy is None else proxy.secret}
+    return frozenset(names - {""})
+
+
+def is_shared(run: Run) -> bool:
+    """Whether workers may serve a run beside the daemon.
+
+    Bytes of bodies are counted where they pass, without waiting; a bound on them is kept by one process alone.
+    """
+    return all(level.role_rule.budget.bytes_out is None for level in run.levels())
