@@ -39,15 +39,18 @@ def connect(places: Places) -> socket.socket | None:
     return sock
 
 
-def connect_or_start(places: Places, idle: float = IDLE) -> socket.socket:
-    """A connection to the daemon, started first where there is none. Raises CredgateError with the daemon's reason."""
+def connect_or_start(places: Places, idle: float = IDLE, workers: str = "") -> socket.socket:
+    """A connection to the daemon, started first where there is none. `workers` "": as its settings say.
+
+    Raises CredgateError with the daemon's reason.
+    """
     private_dir(places.run)
     starting = open_private(places.run / "start.lock", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(starting, fcntl.LOCK_EX)  # of two first runs at once, one starts it
         sock = connect(places)
         if sock is None:
-            _start(places, idle)
+            _start(places, [str(idle), *([workers] if workers else [])])
             sock = connect(places)
         if sock is None:
             raise CredgateError("daemon_gone", "the daemon said ready and is gone", f"see {log_file(places)}", CANNOT)
@@ -61,26 +64,26 @@ def log_file(places: Places) -> Path:
     return places.run / "daemon.log"
 
 
-def _start(places: Places, idle: float) -> None:
+def _start(places: Places, more: Sequence[str]) -> None:
     environment = {name: os.environ[name] for name in (*KEPT, *KEPT_MORE) if name in os.environ}
     environment |= {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
     if in_scope([], environment) is not None:
         try:
-            _await_ready(places, _spawn(places, idle, environment, scoped=True))
+            _await_ready(places, _spawn(places, more, environment, scoped=True))
             return
         except CredgateError as error:
             if error.code != "daemon_failed":  # what the daemon itself said stands; else the scope was refused
                 raise
-    _await_ready(places, _spawn(places, idle, environment, scoped=False))
+    _await_ready(places, _spawn(places, more, environment, scoped=False))
 
 
-def _spawn(places: Places, idle: float, environment: dict[str, str], *, scoped: bool) -> int:
+def _spawn(places: Places, more: Sequence[str], environment: dict[str, str], *, scoped: bool) -> int:
     """Start it and return the descriptor on which it will say ready."""
     ready, theirs = os.pipe()
     os.set_inheritable(theirs, True)
     log = open_private(log_file(places), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    arguments = [sys.executable, "-I", "-m", "credgate.daemon", str(theirs), str(idle)]
+    arguments = [sys.executable, "-I", "-m", "credgate.daemon", str(theirs), *more]
     argv = (in_scope(arguments, environment) if scoped else None) or arguments
     actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
     os.posix_spawn(argv[0], argv, environment, file_actions=actions, setsid=True)

@@ -1,7 +1,7 @@
 """The gateway daemon: one per user, started by the first run, leaves when idle. Serves the control socket.
 
-Started as `python -I -m credgate.daemon READY_FD IDLE_SECONDS` with a clean environment and cwd `/`. It alone imports
-mitmproxy and keyring, and it starts the berth keeper before it has read any secret.
+Started as `python -I -m credgate.daemon READY_FD IDLE_SECONDS [WORKERS]` with a clean environment and cwd `/`. It alone
+imports keyring, it and its workers import mitmproxy, and it starts the berth keeper before it has read any secret.
 """
 
 import asyncio
@@ -40,6 +40,8 @@ from credgate.standin import Borrowed
 from credgate.startup import EXIT_CANNOT, check_sealed, harden, listen, lock, say, start_resolver
 from credgate.trust import prepare as prepare_trust
 from credgate.vault import Vault
+from credgate.workers.settings import FILE as WORKER_SETTINGS
+from credgate.workers.settings import load_processes, parse_processes
 from jail import fdpass
 from jail.errors import JailError
 from jail.guards import needed
@@ -64,6 +66,7 @@ class Apart:
     keeper: KeeperProcess
     starter: StarterProcess
     stand: StandProcess
+    processes: int  # that accept, this one among them
 
 
 class Daemon:
@@ -189,7 +192,8 @@ class Daemon:
 
     async def _status(self) -> fdpass.Json:
         runs = [await _row(session) for session in list(self.sessions.values())]
-        return {"ok": True, "pid": os.getpid(), "runs": runs, "ledger": str(self.places.ledger)}
+        workers = self.parts.gateway.processes()
+        return {"ok": True, "pid": os.getpid(), "runs": runs, "ledger": str(self.places.ledger), **workers}
 
     async def _kill(self, run: str) -> fdpass.Json:
         session = self.sessions.get(run)
@@ -226,9 +230,10 @@ def _payload(message: fdpass.Received) -> dict[str, object]:
     return body
 
 
-async def main_async(ready: int, idle: float) -> None:
+async def main_async(ready: int, idle: float, workers: str) -> None:
     """Build every part, say ready, serve, and take every part down in the other order."""
     places = Places.from_env(os.environ)
+    asked = parse_processes(workers, "--workers") if workers else load_processes(places.config / WORKER_SETTINGS)
     private_dir(places.state)
     held = lock(places)
     person = Person.current(os.environ)
@@ -240,7 +245,7 @@ async def main_async(ready: int, idle: float) -> None:
         clear_left(places)
         stand = await asyncio.to_thread(StandProcess.start, places)  # likewise
         await asyncio.to_thread(clear_sockets, places)
-        apart = Apart(places=places, person=person, keeper=keeper, starter=starter, stand=stand)
+        apart = Apart(places=places, person=person, keeper=keeper, starter=starter, stand=stand, processes=asked)
         await _with_gateway(apart, ready, idle)
     finally:
         if stand is not None:
@@ -263,7 +268,7 @@ async def _with_gateway(apart: Apart, ready: int, idle: float) -> None:
         resolve=ownaddresses.resolve,
         own_addresses=ownaddresses.own,
     )
-    await gateway.start()
+    await gateway.start(apart.processes)
     trust = await asyncio.to_thread(prepare_trust, authority.ca_pem, places.state)
     async with asyncio.TaskGroup() as tasks:
         events = ResolverEvents(ledger)
@@ -311,11 +316,11 @@ def _loop() -> asyncio.SelectorEventLoop:
 
 def main(arguments: list[str]) -> int:
     """Entry of the daemon process; errors of the start go to the one who started it, and to the log."""
-    ready, idle = int(arguments[0]), float(arguments[1])
+    ready, idle, workers = int(arguments[0]), float(arguments[1]), "".join(arguments[2:3])
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         harden()
-        asyncio.run(main_async(ready, idle), loop_factory=_loop)
+        asyncio.run(main_async(ready, idle, workers), loop_factory=_loop)
     except* (CredgateError, JailError, ResolverError) as group:
         error = group.exceptions[0]
         while isinstance(error, BaseExceptionGroup):

@@ -12,6 +12,7 @@ from credgate import controlclient
 from credgate.errors import CredgateError, print_error
 from credgate.paths import Places, open_private
 from credgate.text import escape
+from credgate.workers.settings import parse_processes
 
 STOP_WAIT = 20.0  # seconds for the runs to end closed
 USAGE = 2
@@ -26,6 +27,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("action", choices=("start", "stop", "status", "reload"))
     parser.add_argument("--idle", type=float, default=controlclient.IDLE, metavar="SECONDS", help="start: leave after")
+    parser.add_argument("--workers", default="", metavar="N", help='start: processes that accept, or "cores"')
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     try:
@@ -37,8 +39,14 @@ def main(argv: list[str]) -> int:
 
 
 def _start(places: Places, options: argparse.Namespace) -> int:
-    sock = controlclient.connect_or_start(places, options.idle)
-    return _show(controlclient.ask(sock, {"op": "status"}), options)
+    wanted = parse_processes(options.workers, "--workers") if options.workers else 0
+    sock = controlclient.connect_or_start(places, options.idle, options.workers)
+    status = controlclient.ask(sock, {"op": "status"})
+    workers = status["workers"]
+    if wanted and isinstance(workers, list) and len(workers) != wanted:
+        detail = f"the gateway runs with {len(workers)} processes that accept, asked for {wanted}"
+        raise CredgateError("workers_differ", detail, "`credgate gateway stop`, then start it again")
+    return _show(status, options)
 
 
 def _status(places: Places, options: argparse.Namespace) -> int:
@@ -113,11 +121,25 @@ def _not_running(options: argparse.Namespace) -> int:
 def _show(status: dict[str, object], options: argparse.Namespace) -> int:
     runs = status["runs"]
     if options.json:
-        print(json.dumps({"running": True, "pid": status["pid"], "runs": runs, "ledger": status["ledger"]}))
+        kept = {key: status[key] for key in ("pid", "runs", "ledger", "workers", "workers_died")}
+        print(json.dumps({"running": True, **kept}))
     else:
         count = len(runs) if isinstance(runs, list) else 0
         print(f"running, pid {status['pid']}, {count} live runs, ledger {escape(str(status['ledger']))}")
+        _show_workers(status)
     return 0
+
+
+def _show_workers(status: dict[str, object]) -> None:
+    """The processes that accept, where there are others than the daemon."""
+    workers = status["workers"]
+    if not isinstance(workers, list) or len(workers) + int(str(status["workers_died"])) < 2:
+        return
+    for row in workers:
+        more = f", {row['requests']} requests" if "requests" in row else ""
+        print(f"accepts: pid {row['pid']}, {row['connections']} connections{more}, {row['cpu_s']} s of CPU")
+    if status["workers_died"]:
+        print(f"workers that died: {status['workers_died']}, see `credgate log show`")
 
 
 _ACTIONS = {"start": _start, "stop": _stop, "status": _status, "reload": _reload}

@@ -1,5 +1,7 @@
 """The gateway: listeners that berths made, judged by the rules, recorded in the ledger."""
 
+import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -133,6 +135,12 @@ class Gateway(Serving):
         super().cut(run.id, detail)
         if self.workers is not None:
             await self.workers.swapped(run)
+
+    def processes(self) -> dict[str, object]:
+        """What is to be said of the processes that accept, and how many have died."""
+        if self.workers is None:
+            return {"workers": [{"pid": os.getpid(), "cpu_s": round(time.process_time(), 3)}], "workers_died": 0}
+        return {"workers": self.workers.rows(), "workers_died": self.workers.died}
 
     async def publish(self, run: Run, ports: Sequence[int], make: MakeSocket) -> None:
         """Let the host's loopback reach these ports in the jail of a run that is served, until `close`.

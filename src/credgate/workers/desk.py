@@ -22,7 +22,6 @@ from credgate.workers.channel import Channel
 from credgate.workers.knowing import SharedValues
 from rules.correlate import Correlate, Marks
 from rules.grants import Use
-from rules.mint_refs import mint_of
 from rules.reasons import Reason
 from rules.verdict import Deny
 
@@ -123,20 +122,18 @@ class Desk:
         except CredgateError as error:
             self.channel.post(_failed(asked.ask, error))
         else:
-            self.channel.post(m.Given(given.name, given.value, given.version, given.lifetime, ask=asked.ask))
+            self.channel.post(m.Given(given.name, given.value, given.version, ask=asked.ask))
 
     async def _given(self, run: Run, name: str) -> m.Given:
         """A secret as it is now. A value that is not what this worker had has another version."""
-        rule = run.policy.secrets.get(name)
-        if rule is None:
+        if name not in run.policy.secrets:
             raise Unfit(f"secret {name!r} is not of run {run.id}")
         value = (await self.judge.fetch(run, name)).reveal()
         before, version = self._versions.get((run.id, name), ("", 0))
         if before != value:
             version += 1
             self._versions[run.id, name] = (value, version)
-        mint = mint_of(run.policy, rule)
-        return m.Given(name, value, version, 0.0 if mint is None else self.judge.minter.lifetime(run, mint))
+        return m.Given(name, value, version)
 
     async def _claim(self, claim: m.Claim) -> None:
         answer: m.Message

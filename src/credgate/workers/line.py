@@ -1,6 +1,5 @@
 """A worker's side of the socket: questions with their answers, lines that nobody waits for, and what it was told."""
 
-import asyncio
 import logging
 import socket
 from collections.abc import Callable
@@ -35,7 +34,6 @@ class Line:
         self.channel = Channel(sock, m.for_worker, take, ended, MOST)
         self.broken: LedgerError | None = None
         self._values: dict[tuple[str, str], m.Given] = {}
-        self._since: dict[tuple[str, str], float] = {}  # loop time at which a minted one came
         self._said: dict[str, tuple[int, int]] = {}  # refusals and bytes of a run that the daemon knows of
         self._claimed: dict[int, Run] = {}  # by the question's number
 
@@ -54,20 +52,12 @@ class Line:
 
     def _keep(self, run: Run, given: m.Given) -> None:
         self._values[run.id, given.name] = given
-        self._since[run.id, given.name] = asyncio.get_running_loop().time()
         fresh.get().add(given.name)
-
-    def lifetime(self, run: Run, name: str) -> float:
-        """Seconds that a minted secret still counts, as far as is known here; else 0."""
-        given = self._values.get((run.id, name))
-        if given is None:
-            return 0.0
-        return max(0.0, given.lifetime - asyncio.get_running_loop().time() + self._since[run.id, name])
 
     def forget(self, run_id: str) -> None:
         """A run is over."""
         for key in [key for key in self._values if key[0] == run_id]:
-            del self._values[key], self._since[key]
+            del self._values[key]
         self._said.pop(run_id, None)
 
     # -- requests -----------------------------------------------------------------------------------------------------

@@ -79,12 +79,11 @@ class Broken(Message, tag="broken", frozen=True):
 
 
 class Given(Message, tag="given", frozen=True):
-    """A secret's value; `version` names it to this worker. `lifetime`: seconds of a minted one."""
+    """A secret's value; `version` names it to this worker."""
 
     name: str
     value: str
     version: int
-    lifetime: float = 0.0
 
 
 class Noted(Message, tag="noted", frozen=True):

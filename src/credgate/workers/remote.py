@@ -18,7 +18,6 @@ from credgate.workers import messages as m
 from credgate.workers.line import Line, StaleSecrets, fresh
 from rules.correlate import Marks
 from rules.grants import Use
-from rules.mints import Mint
 from rules.request import Outgoing, Wire
 from rules.verdict import Deny
 
@@ -89,18 +88,6 @@ def records(line: Line, runs: Mapping[str, Run], known: KnownValues) -> Records:
 
     ledger: Any = RemoteLedger(line, runs)  # has of a ledger what records need
     return Records(ledger, known, RemoteFloods(tell))
-
-
-class RemoteMinter:
-    """Tokens are made by the daemon; here is known how long one counts."""
-
-    def __init__(self, line: Line) -> None:
-        self._line = line
-
-    def lifetime(self, run: Run, mint: Mint) -> float:
-        """Seconds that the token of a mint still counts, 0 where none was used here."""
-        names = (b.secret for b in run.policy.bindings.values() if run.policy.secrets[b.secret].ref == mint.name)
-        return max((self._line.lifetime(run, name) for name in names), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
