@@ -14,6 +14,7 @@ from credgate.secretvalue import SecretUnavailable
 if TYPE_CHECKING:
     from keyring.backend import KeyringBackend
 
+CREDENTIAL = "credgate-key"  # name of the systemd credential that is the sealed backend's key
 FORCED = "PYTHON_KEYRING_BACKEND"  # never followed; doctor and `secret set` say so
 # null forgets, fail fails, a chainer hides which one answered, keyrings.alt keeps text that anyone can decode
 _REFUSED_MODULES = ("keyring.backends.null", "keyring.backends.fail", "keyring.backends.chainer", "keyrings.alt")
@@ -70,11 +71,20 @@ def is_refused(name: str) -> bool:
 
 def sealed_backend(places: Places, env: Mapping[str, str]) -> Backend:
     """Our own file; its key comes from a systemd credential where `env` names a credentials directory with one."""
-    from credgate.sealed import CREDENTIAL, SealedKeyring  # noqa: PLC0415  keyring is a slow import
+    from credgate.sealed import SealedKeyring  # noqa: PLC0415  keyring is a slow import
 
+    return _as_backend(SealedKeyring(places.sealed, _credentials(env)))
+
+
+def sealed_files(places: Places, env: Mapping[str, str]) -> tuple[Path, Path]:
+    """Where the sealed backend's values are, and their key: what it gives depends on these two files alone."""
+    credentials = _credentials(env)
+    return places.sealed / "values.json", places.sealed / "key" if credentials is None else credentials / CREDENTIAL
+
+
+def _credentials(env: Mapping[str, str]) -> Path | None:
     held = env.get("CREDENTIALS_DIRECTORY", "")
-    credentials = Path(held) if held and (Path(held) / CREDENTIAL).exists() else None
-    return _as_backend(SealedKeyring(places.sealed, credentials))
+    return Path(held) if held and (Path(held) / CREDENTIAL).exists() else None
 
 
 def _real_backends() -> list[Backend]:

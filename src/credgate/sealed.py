@@ -22,10 +22,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from keyring.backend import KeyringBackend
 from keyring.errors import PasswordDeleteError
 
+from credgate.backends import CREDENTIAL
 from credgate.errors import CredgateError
 from credgate.paths import open_private, private_dir, read_private, sync_dir, write_private
 
-CREDENTIAL = "credgate-key"  # name of the systemd credential
 _KEY_BYTES = 32
 _NONCE_BYTES = 12  # NIST SP 800-38D: random 96-bit nonces are safe for 2**32 values under one key
 _MAX_FILE = 64 << 20

@@ -1,6 +1,7 @@
 """Where a secret's value comes from: a keyring, the caller's environment, a file, a command, a vault.
 
-What is read here is read each time. What costs something to get is kept as long as it says, or as the policy says.
+What costs something to get is kept as long as it says, or as the policy says. All else is read for each request, but
+for our own files: those are read again once they are other files than they were, which is asked for each request.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
-from credgate.backends import Backend, BackendKind, backend_named, choose_backend
+from credgate.backends import Backend, BackendKind, backend_named, choose_backend, sealed_files
 from credgate.commandsource import Fetched, run_command
 from credgate.errors import CredgateError
 from credgate.kept import Kept
@@ -23,6 +24,7 @@ from credgate.paths import Places
 from credgate.secretindex import SERVICE, Entry, check_name, locked_index, read_index, write_index
 from credgate.secretvalue import MAX_VALUE, Secret, SecretUnavailable, check_value
 from credgate.trees import written_before
+from credgate.unchanged import Unchanged
 from rules.sources import CommandTerms, SecretRule, SourceKind
 
 if TYPE_CHECKING:
@@ -44,6 +46,9 @@ class Vault:
         self.servers: VaultServers | None = None  # set by the gateway, through whose dialler they are asked
         # by name, "" for the best one: a desktop backend asks D-Bus each time when it is asked how good it is
         self._backends: dict[str, Backend] = {}
+        self._files = (str(places.secrets), *map(str, sealed_files(places, environ)))
+        self._sealed: Unchanged[Secret | None] = Unchanged()
+        self._from_env: dict[str, Secret] = {}  # the last one of each name
 
     async def fetch(self, rule: SecretRule, env: Mapping[str, str]) -> Secret:
         """Return the secret of `rule`; `env` is the environment of the run's caller.
@@ -77,12 +82,22 @@ class Vault:
         A thread costs more than the look-up itself. None: it takes one.
         """
         if rule.kind is SourceKind.ENV:
-            return self.read(rule, env)
+            return self._by_env(rule, env)
         if rule.kind is SourceKind.KEYRING:
-            service, name = _keyring_ref(rule)
-            backend = self._backends.get(self._wanted(service, name))
-            if backend is not None and backend.kind is BackendKind.SEALED:
-                return Secret(rule.name, _value_at(rule, backend))
+            return self._sealed.get((rule.name, rule.ref), self._files, lambda: self._in_our_file(rule))
+        return None
+
+    def _by_env(self, rule: SecretRule, env: Mapping[str, str]) -> Secret:
+        value, known = _from_env(rule, env), self._from_env.get(rule.name)
+        if known is None or known.reveal() != value:
+            known = self._from_env[rule.name] = Secret(rule.name, value)  # which checks each character
+        return known
+
+    def _in_our_file(self, rule: SecretRule) -> Secret | None:
+        service, name = _keyring_ref(rule)
+        backend = self._backends.get(self._wanted(service, name))
+        if backend is not None and backend.kind is BackendKind.SEALED:
+            return Secret(rule.name, _value_at(rule, backend))
         return None
 
     def read(self, rule: SecretRule, env: Mapping[str, str]) -> Secret:

@@ -58,10 +58,14 @@ def link(head: Head, ev: str, fields: Mapping[str, object], stamp: Stamp) -> tup
         "prev": head.sha256,
     }
     record["hash"] = hashlib.sha256(canonical(record)).hexdigest()
-    line = canonical(record) + b"\n"
+    return ended(canonical(record) + b"\n", head.seq + 1)
+
+
+def ended(line: bytes, seq: int) -> tuple[bytes, Head]:
+    """A whole line, and the chain's end behind it."""
     if len(line) > MAX_LINE:  # the table of record.py rules it out; a test holds it to that
         raise TypeError(f"ledger: line has {len(line)} bytes, at most {MAX_LINE}")
-    return line, Head(seq=head.seq + 1, sha256=hashlib.sha256(line).hexdigest())
+    return line, Head(seq=seq, sha256=hashlib.sha256(line).hexdigest())
 
 
 def parse_line(line: bytes) -> dict[str, object]:

@@ -181,6 +181,14 @@ def change_text(origin: str, old: str, new: str) -> bytes:
     return f"credgate ledger key change\n{origin}\n{old}\n{new}\n".encode()
 
 
+def change_fields(origin: str, old: Key, new: Key) -> dict[str, object]:
+    """The fields of the line `key_change`."""
+    old_text, new_text = (base64.b64encode(key.public).decode() for key in (old, new))
+    text = change_text(origin, old_text, new_text)
+    signed = [base64.b64encode(key.sign(text)).decode() for key in (old, new)]
+    return {"origin": origin, "old_pubkey": old_text, "pubkey": new_text, "sig_old": signed[0], "sig_new": signed[1]}
+
+
 def for_ledger(ledger: Path, current: bytes | None) -> Key:
     """The key that goes on signing a ledger; `current`: the public half that is in force there, None before the first.
 

@@ -1,29 +1,31 @@
 """The one writer of a ledger: append-only, chained, and closed for good after the first error.
 
-`append` returns once write(2) has taken the whole line; `durable` once fdatasync(2) has. No error is retried: after a
-failed fsync the kernel may have dropped the dirty pages, and the next fsync would say that all is well.
+`append` returns once write(2) has taken the whole line; `durable` once fdatasync(2) has. `put` may leave its line in
+memory until one of both, so that lines of one moment are one write. No error is retried: after a failed fsync the
+kernel may have dropped the dirty pages, and the next fsync would say that all is well.
 """
 
-import asyncio
 import base64
 import errno
 import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
 from credgate.ledger import keys, retain
 from credgate.ledger.chain import Head, link
 from credgate.ledger.checkpoints import END, FINAL, Checkpoints, Snapshot, sign_missing_ends
+from credgate.ledger.ending import Ending, Unwritten
 from credgate.ledger.files import RESERVE, segment_name
+from credgate.ledger.form import Form
 from credgate.ledger.host import Clock, SystemCalls, host_clock
 from credgate.ledger.note import Note, origin_of
 from credgate.ledger.record import LedgerError, Stamp, clean_fields
 from credgate.ledger.recover import Opened, open_tail, settle
 from credgate.ledger.settings import Settings
+from credgate.ledger.syncing import Syncing
 from credgate.ledger.tree import leaf_hash
 from credgate.ledger.witness import Teller, name_of, way_to
 from credgate.paths import PlaceError, open_private, sync_dir
@@ -33,6 +35,7 @@ __all__ = ["Ledger", "SystemCalls", "host_clock"]
 log = logging.getLogger(__name__)
 
 type Numbered = Callable[[int], Mapping[str, object]]
+type Fill = Callable[[int], Mapping[str, bytes]]
 
 _HINT = "free the disk or mend it, see `credgate log verify`, then start the gateway again"
 
@@ -46,9 +49,8 @@ class Ledger:
         self._directory = opened.directory
         self._lock_fd = opened.lock_fd
         self._number = opened.number  # of the segment
-        self._fd = opened.fd
-        self._good = opened.length  # offset behind the last whole line
-        self._head = opened.head
+        self._file = Ending(opened.fd, opened.length, calls)
+        self._head = self._written = opened.head  # the last line, and the last one in the file
         self._tree, self._origin, self._day = opened.tail.tree, opened.tail.origin, opened.tail.day
         self._key = key
         self._settings = settings
@@ -59,9 +61,7 @@ class Ledger:
         self._closing = False
         self._write_lock = threading.RLock()
         self._sync_lock = threading.Lock()  # where both are held, this one is taken first
-        # a thread of our own: the default executor may be full of look-ups that hang
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger-sync")
-        self._flight: asyncio.Future[None] | None = None
+        self._syncing = Syncing(self.sync)
         self._checkpoints = Checkpoints(
             opened.directory,
             take=self._moment,
@@ -143,37 +143,51 @@ class Ledger:
         record.FIELDS doesn't know or of a wrong type (nothing is written, the ledger stays open).
         """
         cleaned = clean_fields(ev, fields)
+
+        def make(stamp: Stamp) -> tuple[bytes, Head]:
+            more = {} if numbered is None else clean_fields(ev, numbered(self._head.seq + 1))
+            return link(self._head, ev, {**cleaned, **more}, stamp)
+
+        return self._add(make, held=False)
+
+    def put(self, form: Form, fill: Fill, *, held: bool = False) -> int:
+        """As append, of a line whose fields are mostly known; `fill` gives the holes' fragments for its number.
+
+        `held`: it may stay in memory until `durable` of it returns, and nothing may be forwarded by it before.
+        """
+        return self._add(lambda stamp: form.link(self._head, stamp, fill(self._head.seq + 1)), held=held)
+
+    def _add(self, make: Callable[[Stamp], tuple[bytes, Head]], *, held: bool) -> int:
         with self._write_lock:
             self._check()
             stamp = self._clock()
             if not self._is_over(stamp):
-                return self._put(ev, cleaned, stamp, numbered)
+                return self._take(make(stamp), stamp, held=held)
         with self._sync_lock, self._write_lock:
             self._check()
             if self._is_over(stamp):  # another thread may have been faster
                 self._turn(stamp)
-            return self._put(ev, cleaned, stamp, numbered)
+            return self._take(make(stamp), stamp, held=held)
 
-    def _put(self, ev: str, cleaned: Mapping[str, object], stamp: Stamp, numbered: Numbered | None = None) -> int:
-        if numbered is not None:
-            cleaned = {**cleaned, **clean_fields(ev, numbered(self._head.seq + 1))}
-        line, head = link(self._head, ev, cleaned, stamp)
-        self._write(line)
-        self._took(line, head, stamp)
-        return head.seq
+    def _put(self, ev: str, cleaned: Mapping[str, object], stamp: Stamp) -> None:
+        self._take(link(self._head, ev, cleaned, stamp), stamp, held=False)
 
-    def _took(self, line: bytes, head: Head, stamp: Stamp) -> None:
-        """A line is in the file: chain and tree go on."""
+    def _take(self, made: tuple[bytes, Head], stamp: Stamp, *, held: bool) -> int:
+        """Chain and tree go on with a line, which is in the file when this returns, or is `held`."""
+        line, self._head = made
+        self._file.hold(line)
+        if not held:
+            self._flush()
         if not self._tree.size:
             self._origin = origin_of(line)
         self._day = self._day or stamp.ts[:10]
-        self._head = head
         self._tree.push(leaf_hash(line))
         self._checkpoints.saw()
+        return self._head.seq
 
     def _is_over(self, stamp: Stamp) -> bool:
         """Whether the segment has ended, by size or by day. A clock that goes back ends nothing."""
-        return self._good >= self._settings.max_bytes or (self._day != "" and stamp.ts[:10] > self._day)
+        return self._file.length >= self._settings.max_bytes or (self._day != "" and stamp.ts[:10] > self._day)
 
     def _turn(self, stamp: Stamp) -> None:
         """Go on in a new segment, whose name and header are on the disk before another line. Both locks are held."""
@@ -184,8 +198,8 @@ class Ledger:
             fd = open_private(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL)
         except (OSError, PlaceError) as error:
             raise self._break("begin a segment of", error) from error
-        old, self._fd = self._fd, fd
-        self._number, self._good = self._number + 1, 0
+        old = self._file.turn(fd)
+        self._number += 1
         try:
             self._head_segment(stamp)
         finally:
@@ -194,8 +208,9 @@ class Ledger:
 
     def _to_disk(self) -> None:
         """Put all lines so far on the disk. Both locks are held."""
+        self._flush()
         try:
-            self._calls.fdatasync(self._fd)
+            self._calls.fdatasync(self._file.fd)
         except OSError as error:
             raise self._break("sync", error) from error
         self._synced = self._head.seq
@@ -212,28 +227,20 @@ class Ledger:
         }
         self._put("checkpoint", clean_fields("checkpoint", fields), stamp)
         try:
-            os.fsync(self._fd)
+            os.fsync(self._file.fd)
             sync_dir(self._directory)
         except OSError as error:
             raise self._break("sync", error) from error
         self._synced = self._head.seq
         self._day = stamp.ts[:10]
 
-    def _write(self, line: bytes) -> None:
+    def _flush(self) -> None:
+        """Write all lines that are held."""
         try:
-            written = self._calls.write(self._fd, line)
-            if written != len(line):  # the disk filled up on the way: the rest would be a torn line
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            self._cut_back()
-            raise self._break("write", error) from error
-        self._good += len(line)
-
-    def _cut_back(self) -> None:
-        try:
-            self._calls.ftruncate(self._fd, self._good)
-        except OSError as error:
-            raise self._break("truncate", error) from error
+            self._file.flush()
+        except Unwritten as why:
+            raise self._break(why.verb, why.error) from why
+        self._written = self._head
 
     def _break(self, verb: str, error: OSError | PlaceError) -> LedgerError:
         """Close the ledger for good and return the error that says so."""
@@ -247,17 +254,13 @@ class Ledger:
     def _last_words(self, why: str) -> None:
         """Give up the reserve for one line that says why the ledger ends here."""
         fields = clean_fields("alarm", {"reason": "ledger_unavailable", "detail": f"can't write ledger: {why}"})
-        line, head = link(self._head, "alarm", fields, self._clock())
+        line, head = link(self._written, "alarm", fields, self._clock())
         try:
             (self._directory / RESERVE).unlink()
-            if self._calls.write(self._fd, line) != len(line):
-                self._calls.ftruncate(self._fd, self._good)
-                return
-            self._calls.fdatasync(self._fd)
         except OSError:
             return  # it is closed already, and the error that closed it is the one to tell
-        self._good += len(line)
-        self._head = head
+        if self._file.last(line):
+            self._head = self._written = head
 
     def _break_note(self, error: OSError | PlaceError) -> None:
         """A checkpoint that can't be written: no line may come that nobody signs."""
@@ -313,18 +316,10 @@ class Ledger:
             if not self._tree.size:
                 raise LedgerError("ledger_empty", f"ledger {self._directory} has no line yet", "run something first")
             new = keys.make_next(place)
-            old_text, new_text = _text(self._key.public), _text(new.public)
-            text = keys.change_text(self._origin, old_text, new_text)
-            fields = {
-                "origin": self._origin,
-                "old_pubkey": old_text,
-                "pubkey": new_text,
-                "sig_old": _text(self._key.sign(text)),
-                "sig_new": _text(new.sign(text)),
-            }
+            fields = keys.change_fields(self._origin, self._key, new)
             self._put("key_change", clean_fields("key_change", fields), self._clock())
             try:
-                self._calls.fdatasync(self._fd)
+                self._calls.fdatasync(self._file.fd)
                 keys.use_next(place)
             except OSError as error:
                 raise self._break("change the key of", error) from error
@@ -337,11 +332,12 @@ class Ledger:
         with self._sync_lock:
             with self._write_lock:
                 self._check()
+                self._flush()
                 target = self._head.seq
             if target <= self._synced:
                 return
             try:
-                self._calls.fdatasync(self._fd)
+                self._calls.fdatasync(self._file.fd)
             except OSError as error:
                 with self._write_lock:
                     raise self._break("sync", error) from error
@@ -353,10 +349,7 @@ class Ledger:
             self._check()
             if seq > self._head.seq:
                 raise ValueError(f"ledger: line {seq} was never written, the last one is {self._head.seq}")
-            if self._flight is None or self._flight.done():
-                self._flight = asyncio.get_running_loop().run_in_executor(self._thread, self.sync)
-            # shielded: a caller that is cancelled mustn't take the sync away from the others
-            await asyncio.shield(self._flight)
+            await self._syncing.ask()
         self._check()
 
     def _check(self) -> None:
@@ -388,10 +381,10 @@ class Ledger:
 
     def _release(self) -> None:
         self._closing = True
-        self._thread.shutdown(wait=True)
+        self._syncing.stop()
         self._checkpoints.stop()
         with self._write_lock:
-            os.close(self._fd)
+            os.close(self._file.fd)
             os.close(self._lock_fd)  # lets the lock go
 
     def __enter__(self) -> Self:

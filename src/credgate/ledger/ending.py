@@ -1,0 +1,69 @@
+"""The end of a segment's file: what is in it for sure, and lines that wait to be written, all by one write(2)."""
+
+import errno
+import os
+
+from credgate.ledger.host import SystemCalls
+
+
+class Unwritten(Exception):
+    """Lines could not be written, or what was written of them not be taken back. `verb` says which."""
+
+    def __init__(self, verb: str, error: OSError) -> None:
+        super().__init__(verb)
+        self.verb = verb
+        self.error = error
+
+
+class Ending:
+    """`length` is the offset behind the last whole line in the file. Not thread-safe."""
+
+    __slots__ = ("_calls", "_held", "fd", "length")
+
+    def __init__(self, fd: int, length: int, calls: type[SystemCalls]) -> None:
+        self.fd = fd
+        self.length = length
+        self._calls = calls
+        self._held: list[bytes] = []
+
+    def hold(self, line: bytes) -> None:
+        """Keep a line until `flush`."""
+        self._held.append(line)
+
+    def flush(self) -> None:
+        """Write what is held. Raises Unwritten: none of it is in the file then, and none is held any more."""
+        if not self._held:
+            return
+        lines, self._held = b"".join(self._held), []
+        try:
+            written = self._calls.write(self.fd, lines)
+            if written != len(lines):  # the disk filled up on the way: the rest would be a torn line
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._cut_back()
+            raise Unwritten("write", error) from error
+        self.length += len(lines)
+
+    def _cut_back(self) -> None:
+        try:
+            self._calls.ftruncate(self.fd, self.length)
+        except OSError as error:
+            raise Unwritten("truncate", error) from error
+
+    def last(self, line: bytes) -> bool:
+        """Write one line and sync it, in place of all that is held; no error matters any more."""
+        self._held = []
+        try:
+            if self._calls.write(self.fd, line) != len(line):
+                self._calls.ftruncate(self.fd, self.length)
+                return False
+            self._calls.fdatasync(self.fd)
+        except OSError:
+            return False
+        self.length += len(line)
+        return True
+
+    def turn(self, fd: int) -> int:
+        """Go on in another file, which is empty; returns the old descriptor. Nothing may be held."""
+        old, self.fd, self.length = self.fd, fd, 0
+        return old
