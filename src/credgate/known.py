@@ -25,6 +25,7 @@ class KnownValues:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._needles: dict[str, dict[tuple[str, str], frozenset[bytes]]] = {}  # by name, the newest last
+        self._newest: dict[str, tuple[str, str]] = {}
         self._short: set[str] = set()  # names that were said to be left out
         self._table: Table | None = Table({})
 
@@ -33,11 +34,14 @@ class KnownValues:
 
         A value that is too short to be told from other text is left out (`is_searchable`).
         """
+        key = (value, basic)
+        if self._newest.get(name) == key:  # as it is for nearly every request
+            return
         if not is_searchable(value):
             self._name_short(name)
             return
-        key = (value, basic)
         with self._lock:
+            self._newest[name] = key
             kept = self._needles.setdefault(name, {})
             if key in kept:
                 kept[key] = kept.pop(key)

@@ -85,9 +85,14 @@ class Marks:
         more = tuple((name.encode("ascii"), value.encode("ascii")) for name, value in self.ids(seq).items())
         return (*(self._tagged(fields, seq) if Correlate.USER_AGENT in self.names else fields), *more)
 
+    def tagged_agent(self, seq: int) -> bytes:
+        """The User-Agent of request `seq`: the client's, our tag behind it."""
+        tag = self.ua_tag(seq).encode("ascii")
+        return b"%b %b" % (self.agent, tag) if self.agent else tag
+
     def _tagged(self, fields: Fields, seq: int) -> Fields:
-        agent = b" ".join(filter(None, (self.agent, self.ua_tag(seq).encode("ascii"))))
-        return (*(field for field in fields if field[0].lower() != b"user-agent"), (b"user-agent", agent))
+        kept = (field for field in fields if field[0].lower() != b"user-agent")
+        return (*kept, (b"user-agent", self.tagged_agent(seq)))
 
     def _id(self, name: Correlate, seq: int) -> str:
         if name is Correlate.GOOG_REQUEST_REASON:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from mitmproxy.http import HTTPFlow
 
@@ -20,6 +20,9 @@ from rules.policy import Address, Endpoint
 from rules.reasons import Reason
 from rules.request import Request
 from rules.verdict import Allow
+
+if TYPE_CHECKING:
+    from credgate.gateway.prepared import Sent
 
 _META = "credgate"
 
@@ -66,6 +69,7 @@ class Exchange:
     cred_fp: str = ""  # of the credentials that were put in
     path: str = ""  # for the ledger: without what a binding writes into it; "": the request's own
     query_names: tuple[str, ...] | None = None  # of what is sent; None: the request's own
+    sent: "Sent | None" = field(default=None, repr=False)  # what it was rewritten to
     intent_seq: int = 0
     target: Target | None = None
     pin: str = ""

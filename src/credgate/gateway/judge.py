@@ -3,7 +3,7 @@ rules said yes, nothing is injected before the ledger has it on disk, nothing is
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from credgate.gateway.digests import Digests
 from credgate.gateway.exchange import ClientState, Exchange, Key, Target
 from credgate.gateway.leaving import Leaving, leak_of
 from credgate.gateway.livedecoys import LiveDecoys
+from credgate.gateway.prepared import Heads, Prepared, Sent
 from credgate.gateway.quoted import Quoted
 from credgate.gateway.records import Records
 from credgate.gateway.refusal import deny
@@ -34,10 +35,9 @@ from credgate.secretvalue import Secret, SecretUnavailable
 from rules.correlate import Marks
 from rules.decide import decide
 from rules.grants import Use
-from rules.inject import InjectError, authority, injected, path_for_records, rewrite
+from rules.inject import InjectError, authority, injected, rewrite
 from rules.parse import parse_request
-from rules.policy import PlaceKind
-from rules.queries import names_of
+from rules.policy import Binding, PlaceKind
 from rules.reasons import Reason
 from rules.request import Outgoing, Request, Via, Wire
 from rules.sources import SourceKind
@@ -75,7 +75,7 @@ def wire_of(flow: HTTPFlow, state: ClientState, exchange: Exchange) -> Wire:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judge:
-    """Judges one request after the other; holds no state of its own."""
+    """Judges one request after the other; what it remembers of one is what would be found anew."""
 
     records: Records
     fingerprints: Fingerprints
@@ -85,6 +85,12 @@ class Judge:
     minter: Minter
     decoys: LiveDecoys = field(default_factory=LiveDecoys)
     identities: Identities = field(default_factory=Identities)
+    heads: Heads = field(default_factory=Heads)
+
+    def forget(self, run_id: str) -> None:
+        """A run has ended: neither its placeholders nor its requests are remembered."""
+        self.decoys.drop(run_id)
+        self.heads.drop(run_id)
 
     async def judge(
         self,
@@ -108,37 +114,19 @@ class Judge:
     async def _judge(
         self, state: ClientState, exchange: Exchange, wire: Wire, connected: frozenset[Key], body: bytes | None
     ) -> Outgoing | BodyWanted | LocalAnswer | Deny:
-        judged = await self._allow(state.run, exchange, wire, body)
-        if not isinstance(judged, tuple):
-            return judged
-        request, allow = judged
-        exchange.path = path_for_records(request, allow)
-        state.bindings.update(binding.name for binding in allow.bindings)
-        use = standing.use_of(allow, request)
-        first: Deny | BodyWanted | None = standing.may(state.run, use)
-        if first is None and allow.body_max:
-            first = ask(exchange, allow.body_max, request)
+        ready = await self._prepared(state.run, exchange, wire, body)
+        if not isinstance(ready, Prepared):
+            return ready
+        exchange.request, exchange.path = ready.request, ready.path
+        exchange.asked = ready.asked or exchange.asked
+        state.bindings.update(binding.name for binding in ready.allow.bindings)
+        first: Deny | BodyWanted | None = standing.may(state.run, ready.use)
+        if first is None and ready.allow.body_max:
+            first = ask(exchange, ready.allow.body_max, ready.request)
         if first is not None:
             return first
         try:
-            target = await self._target(state, allow, request, connected)
-            if isinstance(target, Deny):
-                return target
-            exchange.allow, exchange.target = allow, target
-            exchange.digests = Digests() if target.endpoint.digest else None
-            exchange.pin = state.pins.get(target.key, "") or str(target.addresses[0])
-            out, bindings = await self._rewritten(state.run, exchange, request, allow, body)
-            # now that its own secrets are known
-            leak = await leak_of(self.known.table(), state.run.policy, wire, judged, body)
-            if leak is not None:
-                return leak
-            if (exchange.has_body and body is None) or request.upgrade:
-                exchange.leaving = Leaving(self.known.table(), wire.headers)
-            exchange.quoted = Quoted(state.run.decoys) if exchange.has_body and state.run.decoys else None
-            exchange.query_names = names_of(out.target.partition("?")[2])
-            marks = marks_of(state.run.id, allow.endpoint, request, out)
-            noted = await self._noted(state, exchange, marks, bindings, use)
-            return replace(out, fields=marks.put(out.fields, exchange.intent_seq)) if noted is None else noted
+            return await self._out(state, exchange, wire, connected, ready, body)
         except SecretUnavailable as error:
             return deny(Reason.SECRET_UNAVAILABLE, f"{error.code}: {error.detail}")
         except InjectError as error:
@@ -146,14 +134,62 @@ class Judge:
         except LedgerError:
             return deny(Reason.LEDGER_UNAVAILABLE)
 
-    async def _allow(
+    async def _out(
+        self,
+        state: ClientState,
+        exchange: Exchange,
+        wire: Wire,
+        connected: frozenset[Key],
+        ready: Prepared,
+        body: bytes | None,
+    ) -> Outgoing | Deny:
+        """What to send of a request that is allowed, its intent written down."""
+        request, allow, run = ready.request, ready.allow, state.run
+        target = await self._target(state, allow, request, connected)
+        if isinstance(target, Deny):
+            return target
+        exchange.allow, exchange.target = allow, target
+        exchange.digests = Digests() if target.endpoint.digest else None
+        exchange.pin = state.pins.get(target.key, "") or str(target.addresses[0])
+        sent = await self._sent(run, ready, body)
+        exchange.cred_fp, exchange.query_names = sent.cred_fp, sent.query_names
+        table = self.known.table()  # now that its own secrets are known
+        if ready.clean is not table:
+            leak = await leak_of(table, run.policy, wire, (request, allow), body)
+            if leak is not None:
+                return leak
+            ready.clean = table
+        if (exchange.has_body and body is None) or request.upgrade:
+            exchange.leaving = Leaving(table, wire.headers)
+        exchange.quoted = Quoted(run.decoys) if exchange.has_body and run.decoys else None
+        exchange.sent = sent
+        noted = await self._noted(state, exchange, sent.marks, sent.names, ready.use)
+        return sent.numbered(exchange.intent_seq) if noted is None else noted
+
+    async def _prepared(
         self, run: Run, exchange: Exchange, wire: Wire, body: bytes | None
-    ) -> _Judged | BodyWanted | LocalAnswer | Deny:
+    ) -> Prepared | BodyWanted | LocalAnswer | Deny:
         closed = standing.closed(run)
         if closed is not None:
             return closed
         if exchange.fault is not None:
             return deny(exchange.fault)
+        others = self.decoys.others(run)
+        ready = self.heads.find(run, others, wire) if body is None else None
+        if ready is not None:
+            return ready
+        judged = await self._allow(run, exchange, wire, body, others)
+        if not isinstance(judged, tuple):
+            return judged
+        ready = Prepared.of(*judged)
+        if body is None:
+            self.heads.keep(run, others, wire, ready)
+        return ready
+
+    async def _allow(
+        self, run: Run, exchange: Exchange, wire: Wire, body: bytes | None, others: Collection[str]
+    ) -> _Judged | BodyWanted | LocalAnswer | Deny:
+        """The verdict of the rules alone, and whether the request is one that is answered here."""
         request = parse_request(wire)
         if isinstance(request, Deny):
             return request
@@ -161,15 +197,15 @@ class Judge:
         own = answer(run, exchange, request, body)
         if own is not None:
             return own
-        others = self.decoys.others(run)
         if body is None:
-            return _with(exchange, request, decide(run.policy, run.role, request, run.decoys, others))
+            verdict = decide(run.policy, run.role, request, run.decoys, others)
+            return verdict if isinstance(verdict, Deny) else (request, verdict)
         try:
             whole = replace(request, body=decoded(request.headers, body, exchange.body_max))
         except Undecodable as why:
             return body_refused(str(why))
         verdict = await _aside(len(whole.body or b""), lambda: decide(run.policy, run.role, whole, run.decoys, others))
-        return _with(exchange, whole, verdict)
+        return verdict if isinstance(verdict, Deny) else (whole, verdict)
 
     async def _target(
         self, state: ClientState, allow: Allow, request: Request, connected: frozenset[Key]
@@ -206,35 +242,48 @@ class Judge:
         self.known.add(name, secret.reveal())
         return secret
 
-    async def _rewritten(
-        self, run: Run, exchange: Exchange, request: Request, allow: Allow, body: bytes | None
-    ) -> tuple[Outgoing, Mapping[str, str]]:
-        """What to send, and the secrets' names by binding of those that are in it."""
-        size = len(request.body or b"")
-        bound = await _aside(size, lambda: injected(request, allow, run.decoys))
-        bindings = {binding.name: binding.secret for binding in bound}
-        values: dict[str, str] = {}
-        for name in dict.fromkeys(bindings.values()):
-            values[name] = (await self.fetch(run, name)).reveal()
+    async def _sent(self, run: Run, ready: Prepared, body: bytes | None) -> Sent:
+        """The request with the values of now: the one that was made of them before, where it is the same."""
+        bound = ready.bound
+        if bound is None:
+            size = len(ready.request.body or b"")
+            bound = await _aside(size, lambda: injected(ready.request, ready.allow, run.decoys))
+            ready.bound = bound
+        fetched = {name: await self.fetch(run, name) for name in dict.fromkeys(b.secret for b in bound)}
         for binding in (b for b in bound if b.place is PlaceKind.BASIC):
+            values = {name: secret.reveal() for name, secret in fetched.items()}
             self.known.add(binding.secret, values[binding.secret], basic=plain_text(binding, values))
-        exchange.cred_fp = self.fingerprints.of(allow.endpoint, request.host, values.values())
+        if ready.sent is not None and ready.sent.holds(fetched):
+            return ready.sent
+        sent = await self._rewritten(run, ready, bound, fetched, body)
+        if ready.is_spelt_alike:
+            ready.sent = sent
+        return sent
+
+    async def _rewritten(
+        self, run: Run, ready: Prepared, bound: tuple[Binding, ...], fetched: Mapping[str, Secret], body: bytes | None
+    ) -> Sent:
+        request, allow, size = ready.request, ready.allow, len(ready.request.body or b"")
+        values = {name: secret.reveal() for name, secret in fetched.items()}
+        fingerprint = self.fingerprints.of(allow.endpoint, request.host, values.values())
         out = await _aside(size, lambda: rewrite(request, allow, values, run.decoys))
         if is_wanted(run.policy, allow):
             out = replace(out, fields=plainly(out.fields))
-        fields = out
-        return await _aside(
-            size, lambda: signed(request, allow, fields, values, run.decoys, body, self.known)
-        ), bindings
+        plain = out
+        out = await _aside(size, lambda: signed(request, allow, plain, values, run.decoys, body, self.known))
+        return Sent.of(
+            request,
+            out,
+            secrets=fetched,
+            names={binding.name: binding.secret for binding in bound},
+            cred_fp=fingerprint,
+            marks=marks_of(run.id, allow.endpoint, request, out),
+        )
 
     async def _noted(
-        self,
-        state: ClientState,
-        exchange: Exchange,
-        marks: Marks,
-        bindings: Mapping[str, str],
-        use: Use,
+        self, state: ClientState, exchange: Exchange, marks: Marks, bindings: Mapping[str, str], use: Use
     ) -> Deny | None:
+        """Spend a request and write its intent down: on the disk when this returns, where a secret is in it."""
         closed = over(state, use)  # fetching took its time
         if closed is None:
             closed = standing.charge(state.run, use)
@@ -250,16 +299,6 @@ class Judge:
 async def _aside[T](size: int, work: Callable[[], T]) -> T:
     """Do what takes a body of `size` bytes, decoded, apart: of 32 MiB in seconds, in which other runs would wait."""
     return work() if size < QUICK else await asyncio.to_thread(work)
-
-
-def _with(exchange: Exchange, request: Request, verdict: Allow | Deny) -> _Judged | Deny:
-    """An endpoint with several targets: from here on the request is the one that its target gets."""
-    if isinstance(verdict, Deny):
-        return verdict
-    if verdict.sent is not None:
-        exchange.asked = f"{request.host}:{request.port}"
-        exchange.request = request = verdict.sent
-    return request, verdict
 
 
 def over(state: ClientState, use: Use) -> Deny | None:

@@ -3,47 +3,91 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from credgate.gateway.digests import digests_of
 from credgate.gateway.exchange import ClientState, Exchange
 from credgate.gateway.floods import WINDOW, Fields, Floods
 from credgate.gateway.refusal import Refusal
 from credgate.known import KnownValues
-from credgate.ledger.record import LedgerError
+from credgate.ledger.form import Form, fragment
+from credgate.ledger.record import LedgerError, clean_fields
 from rules.correlate import Marks
 from rules.reasons import Reason
 from rules.request import Wire
 from rules.scrub import Table
 
 if TYPE_CHECKING:
-    from credgate.ledger.writer import Ledger
+    from credgate.gateway.prepared import Sent
+    from credgate.ledger.writer import Numbered
 
+_MOST_FORMS = 1024
 logger = logging.getLogger(__name__)
 
 # Refusals that mean more than a wrong request: something in the jail tries what it was lent where it does not belong.
 ALARMING = frozenset({Reason.PLACEHOLDER_MISPLACED, Reason.SECRET_MISPLACED})
 
 
+class Appends(Protocol):
+    """What of a ledger is asked for here, be it one of this process or of another."""
+
+    def append(
+        self, ev: str, numbered: Callable[[int], Mapping[str, object]] | None = None, /, **fields: object
+    ) -> int:
+        """As Ledger.append."""
+        ...
+
+    async def durable(self, seq: int, /) -> None:
+        """As Ledger.durable."""
+        ...
+
+
+@runtime_checkable
+class TakesForms(Protocol):
+    """A ledger of this process."""
+
+    def put(self, form: Form, fill: Callable[[int], Mapping[str, bytes]], *, held: bool = False) -> int:
+        """As Ledger.put."""
+        ...
+
+
 class Records:
     """Writes for one ledger. Every method raises LedgerError when the line can't be written."""
 
-    def __init__(self, ledger: "Ledger", known: KnownValues, floods: Floods | None = None) -> None:
+    def __init__(self, ledger: Appends, known: KnownValues, floods: Floods | None = None) -> None:
         self.ledger = ledger
         self._known = known
+        # one that stands in another process takes plain fields
+        self._forms = ledger if isinstance(ledger, TakesForms) else None
+        self._outcomes: dict[tuple[str, str], Form] = {}  # by run and pin
         self._floods = Floods() if floods is None else floods
         self._sweeping: asyncio.TimerHandle | None = None
 
     def intent(
         self, state: ClientState, exchange: Exchange, bindings: tuple[str, ...], secrets: tuple[str, ...], marks: Marks
     ) -> int:
-        """Say that a request will be forwarded; returns the line's number, which is in what `marks` adds to it."""
-        return self.ledger.append(
-            "intent",
-            lambda seq: {"ua_tag": marks.ua_tag(seq), "ids": marks.ids(seq)},
-            **self.intent_fields(state, exchange, bindings, secrets),
-        )
+        """Say that a request will be forwarded; returns the line's number, which is in what `marks` adds to it.
+
+        With a secret the line may still be in memory: it counts once `ledger.durable` of it has returned.
+        """
+        if self._forms is None or exchange.sent is None:
+            return self.ledger.append(
+                "intent",
+                lambda seq: {"ua_tag": marks.ua_tag(seq), "ids": marks.ids(seq)},
+                **self.intent_fields(state, exchange, bindings, secrets),
+            )
+        form = self._intent_form(state, exchange, exchange.sent)
+        return self._forms.put(form, lambda seq: _numbered(marks, seq), held=bool(bindings))
+
+    def _intent_form(self, state: ClientState, exchange: Exchange, sent: "Sent") -> Form:
+        """The line but for its number: the same for each sending of the same head on the same way."""
+        key = (state.run.proof, _pin(exchange), "" if exchange.target is None else exchange.target.note)
+        if sent.form is None or sent.form[0] != key:
+            fields = self.intent_fields(state, exchange, tuple(sent.names), tuple(sent.names.values()))
+            sent.form = (key, Form("intent", fields, ("ids", "ua_tag")))
+        return sent.form[1]
 
     @staticmethod
     def intent_fields(
@@ -76,23 +120,35 @@ class Records:
         exchange.finished = True
         if reason in ALARMING:
             state.run.alarm(reason.value, detail)
+        more = _outcome_words(exchange, reason, detail)
+        if self._forms is None or any(more.values()):
+            self._ended(state, exchange, more)
+            return
+        form = self._outcome_form(state.run.id, _pin(exchange))
+        self._forms.put(form, lambda _seq: _counted(exchange))
+
+    def _outcome_form(self, run: str, pin: str) -> Form:
+        """The line of a request that went as it should, but for numbers and ids."""
+        form = self._outcomes.get((run, pin))
+        if form is None:
+            if len(self._outcomes) >= _MOST_FORMS:
+                self._outcomes.clear()
+            holes = ("ids", "intent_seq", "ms", "req_bytes", "resp_bytes", "status")
+            form = self._outcomes[run, pin] = Form("outcome", {"run": run, "pin": pin}, holes)
+        return form
+
+    def _ended(self, state: ClientState, exchange: Exchange, more: dict[str, object]) -> None:
         self.ledger.append(
             "outcome",
             run=state.run.id,
             intent_seq=exchange.intent_seq,
-            reason=reason.value if reason else "",
-            detail="; ".join(
-                filter(None, (detail or exchange.why, *(f"scrubbed: {what}" for what in exchange.scrubbed)))
-            ),
             pin=_pin(exchange),
             status=exchange.status or None,
             req_bytes=exchange.req_bytes,
             resp_bytes=exchange.resp_bytes,
-            **digests_of(exchange, reason),
             ms=exchange.ms,
             ids=exchange.ids,
-            placeholder_skipped=() if exchange.quoted is None else tuple(sorted(exchange.quoted.found)),
-            request_id=exchange.refusal.request_id if exchange.refusal else "",
+            **more,
         )
 
     def deny(
@@ -195,6 +251,37 @@ class Records:
         self.ledger.append(
             "tunnel", **_run_fields(state), port=state.port, sni=sni, detail="the client broke off the TLS handshake"
         )
+
+
+def _numbered(marks: Marks, seq: int) -> dict[str, bytes]:
+    """What an intent's number decides."""
+    tag, ids = marks.ua_tag(seq), marks.ids(seq)
+    return {"ua_tag": fragment("ua_tag", tag) if tag else b"", "ids": fragment("ids", ids) if ids else b""}
+
+
+def _counted(exchange: Exchange) -> dict[str, bytes]:
+    """What differs from one outcome to the next."""
+    ids = clean_fields("outcome", {"ids": exchange.ids}) if exchange.ids else {}
+    return {
+        "ids": fragment("ids", ids["ids"]) if ids else b"",
+        "intent_seq": b'"intent_seq":%d,' % exchange.intent_seq,
+        "ms": b'"ms":%d,' % exchange.ms,
+        "req_bytes": b'"req_bytes":%d,' % exchange.req_bytes,
+        "resp_bytes": b'"resp_bytes":%d,' % exchange.resp_bytes,
+        "status": b'"status":%d,' % exchange.status if exchange.status else b"",
+    }
+
+
+def _outcome_words(exchange: Exchange, reason: Reason | None, detail: str) -> dict[str, object]:
+    """What is said of an exchange beyond its numbers: nothing, mostly."""
+    words = (detail or exchange.why, *(f"scrubbed: {what}" for what in exchange.scrubbed))
+    return {
+        "reason": reason.value if reason else "",
+        "detail": "; ".join(filter(None, words)),
+        **digests_of(exchange, reason),
+        "placeholder_skipped": () if exchange.quoted is None else tuple(sorted(exchange.quoted.found)),
+        "request_id": exchange.refusal.request_id if exchange.refusal else "",
+    }
 
 
 def _clean(table: Table, value: object) -> object:

@@ -117,7 +117,7 @@ class Serving:
     async def close(self, run_id: str) -> None:
         """Close the listeners of a run and all its client and upstream connections. Unknown runs are no error."""
         self._expiry.disarm(run_id)
-        self._hooks.judge.decoys.drop(run_id)
+        self._hooks.judge.forget(run_id)
         for instance in self._instances.pop(run_id, []):
             await instance.shut()
             self._hooks.pool.close(instance.run)

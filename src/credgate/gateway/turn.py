@@ -6,6 +6,7 @@ from credgate.gateway.exchange import Exchange
 from credgate.gateway.framing import Body, Chunked, Counted, Fields, UntilClose, tokens, values
 from credgate.gateway.head import RequestHead, ResponseHead
 from credgate.gateway.link import Link
+from credgate.gateway.prepared import Spelt, lines_of
 from credgate.gateway.refusal import Refusal, phrase
 from rules.request import Outgoing, Wire
 
@@ -15,7 +16,6 @@ _HOP = frozenset(
 )
 _SMALL = 4 << 10  # bytes
 _SHORT = 1 << 20  # bytes of a refused body that are read so that its connection can go on
-_REQUEST_FRAMING = frozenset({b"content-length", b"transfer-encoding", b"expect", b"trailer"})
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -93,13 +93,13 @@ def request_bytes(turn: Turn) -> bytes:
     request, out = turn.exchange.request, turn.out
     if request is None or out is None:
         raise RuntimeError("sent before it was judged")
-    lines = [f"{request.method} {out.target} {request.http_version}".encode("ascii")]
-    lines += [name + b": " + value for name, value in out.fields if name.lower() not in _REQUEST_FRAMING]
+    head = out.lines if isinstance(out, Spelt) else lines_of(request, out.target, out.fields)
     if isinstance(turn.body, Chunked):
-        lines.append(b"transfer-encoding: chunked")
+        head += b"transfer-encoding: chunked\r\n"
     lengths = turn.head.fields if out.body is None else out.fields
-    lines += [b"content-length: %d" % int(length) for length in values(lengths, b"content-length")]
-    return b"\r\n".join(lines) + b"\r\n\r\n"
+    for length in values(lengths, b"content-length"):
+        head += b"content-length: %d\r\n" % int(length)
+    return head + b"\r\n"
 
 
 def answer_bytes(turn: Turn, head: ResponseHead, fields: Fields) -> bytes:
