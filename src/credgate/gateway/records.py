@@ -21,7 +21,6 @@ from rules.scrub import Table
 
 if TYPE_CHECKING:
     from credgate.gateway.prepared import Sent
-    from credgate.ledger.writer import Numbered
 
 _MOST_FORMS = 1024
 logger = logging.getLogger(__name__)
