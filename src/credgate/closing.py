@@ -56,8 +56,7 @@ async def close(session: "Session", ending: Ending) -> None:
     with session.going_on("end the berth"):
         await asyncio.to_thread(session.parts.keeper.release, session.berth.id)
     session.parts.claims.drop(session.run.id)
-    refused = await _refused(session)
-    await _tell_end(session, ending, seen, left, copied, refused)
+    await _tell_end(session, ending, seen, left, copied)
     session.peer.close()
 
 
@@ -87,8 +86,8 @@ async def _tell_end(
     seen: Evidence,
     left: exitreport.ExitReport | None,
     copied: CopyEnd | None,
-    refused: Summary,
 ) -> None:
+    refused = await _refused(session)
     body = {"ev": "ended", "run": session.run.id, "status": ending.status, "reason": ending.reason}
     if left is not None:
         body |= {"files": left.to_json(), "left": left.sentences()}
