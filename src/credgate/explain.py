@@ -10,6 +10,7 @@ from credgate.errors import CredgateError
 from credgate.roleneeds import sample_decoys
 from rules.decide import decide
 from rules.inject import Placement, injected, placements
+from rules.nearest import Nearest, nearest
 from rules.parse import parse_request
 from rules.policy import Policy
 from rules.request import Request, Via, Wire
@@ -25,12 +26,14 @@ class Explained:
     """A verdict and the request in its normal form, None where it has none.
 
     `injected` names the bindings whose secret this very request would get: a placeholder has to stand in it.
+    `nearest`: what comes nearest to a request that something is missing for.
     """
 
     verdict: Verdict
     request: Request | None
     policy_sha256: str
     injected: frozenset[str] = frozenset()
+    nearest: Nearest | None = None
 
 
 def explain(
@@ -56,7 +59,8 @@ def explain(
         parsed = replace(parsed, body=body)
     verdict = decide(policy, role, parsed, decoys)
     names = frozenset(b.name for b in injected(parsed, verdict, decoys)) if isinstance(verdict, Allow) else frozenset()
-    return Explained(verdict=verdict, request=parsed, policy_sha256=policy.sha256, injected=names)
+    close = nearest(policy, role, parsed, verdict) if isinstance(verdict, Deny) else None
+    return Explained(verdict=verdict, request=parsed, policy_sha256=policy.sha256, injected=names, nearest=close)
 
 
 def _type_of(body: bytes) -> str:
@@ -182,9 +186,14 @@ def _verdict_json(explained: Explained) -> dict[str, object]:
                 "status": verdict.status,
                 "message": verdict.message,
                 "hint": verdict.hint or None,
+                "nearest": _nearest_json(explained.nearest),
             }
         case _:
             assert_never(verdict)
+
+
+def _nearest_json(close: Nearest | None) -> dict[str, str] | None:
+    return None if close is None else {"rule": close.rule, "why": close.why}
 
 
 def _placement_json(placement: Placement, explained: Explained) -> dict[str, object]:
@@ -233,6 +242,8 @@ def as_text(explained: Explained) -> str:
             lines = [f"deny: {deny.reason}", f"  why      {deny.message}"]
             lines += [f"  rule     {deny.rule}"] if deny.rule else []
             lines += [f"  missing  {deny.hint}"] if deny.hint else []
+            close = explained.nearest
+            lines += [f"  nearest  {close.rule}: {close.why}"] if close is not None else []
         case _:
             assert_never(explained.verdict)
     if explained.request is not None:

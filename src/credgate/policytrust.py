@@ -59,6 +59,11 @@ def check_trusted(path: Path, data: bytes, state: Path) -> None:
         )
 
 
+def is_listed(path: Path, state: Path) -> bool:
+    """Whether some bytes of `path` were accepted once."""
+    return _key(path) in _read(state)
+
+
 def diff_against_trusted(path: Path, data: bytes, state: Path) -> str:
     """Return the unified diff from the accepted text (empty where there is none) to `data`."""
     entry = _read(state).get(_key(path))

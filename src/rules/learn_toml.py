@@ -57,13 +57,15 @@ def snippet(proposal: Proposal) -> list[str]:
     return [*lines, "encoded_slash = true"] if proposal.encoded_slash else lines
 
 
-def document(proposals: Sequence[Proposal], *, comments: bool = True) -> list[str]:
-    """All of them as lines of a policy, each new endpoint once and before its rules; the role's list is not in it."""
+def document(proposals: Sequence[Proposal], numbers: Sequence[int] = ()) -> list[str]:
+    """All of them as lines of a policy, each new endpoint once and before its rules; the role's list is not in it.
+
+    `numbers`: what each is called, without them from 1.
+    """
     lines: list[str] = []
     made: set[str] = set()
-    for number, proposal in enumerate(proposals, start=1):
-        if comments:
-            lines += ["", *(f"# {line}" for line in _about(number, proposal))]
+    for number, proposal in zip(numbers or range(1, len(proposals) + 1), proposals, strict=True):
+        lines += ["", *(f"# {line}" for line in _about(number, proposal))]
         if proposal.new and proposal.endpoint not in made:
             lines += header(proposal)
             made.add(proposal.endpoint)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -138,7 +139,7 @@ def test_follow_gives_each_new_record_once_across_segments(ledger: Path):
     stop = threading.Event()
 
     def read() -> None:
-        for record in follow_records(ledger, skip=3, go_on=lambda: not stop.is_set()):
+        for record in follow_records(ledger, last=2, go_on=lambda: not stop.is_set()):
             assert isinstance(record, dict)
             got.append(record["seq"])
 
@@ -189,3 +190,79 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path):
     assert child.stderr.read() == b""
     child.stderr.close()
     assert child.wait(10) == 0
+
+
+def tail(ledger: Path, *flags: str, **more: object) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-I", "-m", "credgate", "log", "tail", *flags, "--ledger", str(ledger)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, **more)  # type: ignore[call-overload]  # as it is given
+
+
+def test_tail_ends_when_its_reader_is_gone_though_nothing_comes(ledger: Path):
+    child = tail(ledger, "-n", "1", stdout=subprocess.PIPE)
+    assert child.stdout is not None and child.stderr is not None
+    assert b"SEQ" in child.stdout.readline()
+    child.stdout.close()
+    assert child.stderr.read() == b""
+    child.stderr.close()
+    assert child.wait(10) == 0
+
+
+def test_tail_filters_and_survives_a_torn_line(ledger: Path):
+    child = tail(ledger, "-n", "0", "--verdict", "deny", "--host", "a.example", "--json", stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    time.sleep(0.5)
+    path = ledger / SEGMENT
+    whole = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(b'{"boot":"torn')  # a writer that died in the middle
+    time.sleep(0.5)
+    os.truncate(path, whole)
+    with Ledger.open(ledger) as writer:
+        writer.append("deny", verdict="deny", host="b.example")
+        writer.append("intent", verdict="allow", host="a.example")
+        writer.append("deny", verdict="deny", host="a.example", path="/it")
+    assert json.loads(child.stdout.readline())["path"] == "/it"
+    child.send_signal(signal.SIGINT)
+    assert child.communicate(timeout=10)[1] == b""
+    assert child.returncode == 0
+
+
+COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
+
+
+@pytest.mark.parametrize(
+    ("env", "coloured"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "xterm", "NO_COLOR": ""}, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+        ({"TERM": "dumb"}, False),
+        ({}, False),
+    ],
+)
+def test_colour_only_where_a_terminal_has_it(ledger: Path, env: dict[str, str], coloured: bool):
+    for command in ("tail", "show"):
+        master, slave = pty.openpty()
+        argv = [sys.executable, "-I", "-m", "credgate", "log", command, "--ledger", str(ledger)]
+        with subprocess.Popen(argv, stdout=slave, env={"PATH": os.environ["PATH"], **env}) as child:
+            os.close(slave)
+            seen = b""
+            while b"final" not in seen:
+                seen += os.read(master, 4096)
+            if command == "tail":
+                child.send_signal(signal.SIGINT)
+            child.wait(10)
+        os.close(master)
+        assert bool(COLOUR.search(seen)) == coloured
+        assert b"host_unlisted" in seen
+        assert not re.search(rb"[\x00-\x09\x0b\x0c\x0e-\x1f\x7f]", COLOUR.sub(b"", seen))
+
+
+def test_no_colour_where_no_terminal_is(ledger: Path):
+    child = tail(ledger, stdout=subprocess.PIPE, env={"TERM": "xterm"})
+    assert child.stdout is not None
+    seen = b"".join(child.stdout.readline() for _ in range(6))
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=10)
+    assert b"final" in seen
+    assert b"\x1b" not in seen

@@ -1,26 +1,28 @@
 """`credgate log`: show and follow the ledger; what proves, exports and keeps it is in logproof.py."""
 
 import argparse
+import io
 import json
 import os
 import re
+import select
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from credgate.commands.logrows import HEADER, row
 from credgate.errors import CredgateError, print_error
 from credgate.ledger.bundle import opened
 from credgate.ledger.read import Damaged, Filter, Record, follow_records, read_records
+from credgate.paint import paint_for
 from credgate.paths import Places
-from credgate.text import escape
 
 _EXAMPLES = """examples:
   credgate log show --run r-1a2b --verdict deny
   credgate log show --since 2h --json
-  credgate log tail
+  credgate log tail --verdict deny
   credgate log verify --ledger /mnt/audit/ledger --pubkey key.pem --since noted.txt
   credgate log checkpoint > noted.txt
   credgate log export --format csv --since 7d -o week.csv
@@ -31,7 +33,6 @@ exit codes of verify: 0 sound, 1 tampered, 2 truncated, 3 incomplete, 4 unreadab
 """
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _AGE = re.compile(r"(\d{1,6})([smhd])", re.ASCII)
-_HEADER = f"{'SEQ':>6}  {'TIME (UTC)':19}  {'RUN':12}  {'EVENT':9}  {'VERDICT':7}  WHAT"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -153,29 +154,38 @@ def _show_json(items: Iterator[Record | Damaged]) -> bool:
 
 
 def _show_table(items: Iterator[Record | Damaged]) -> bool:
-    damaged = False
-    sys.stdout.write(f"{_HEADER}\n")
+    damaged, paint = False, paint_for(sys.stdout)
+    sys.stdout.write(f"{HEADER}\n")
     for item in items:
         damaged = damaged or isinstance(item, Damaged)
-        sys.stdout.write(f"{_row(item)}\n")
+        sys.stdout.write(f"{row(item, paint)}\n")
     sys.stdout.flush()
     return damaged
 
 
 def _tail(directory: Path, options: argparse.Namespace) -> int:
-    last: deque[int] = deque((n for n, _ in enumerate(read_records(directory, filter_of(options)))), maxlen=1)
-    total = last[0] + 1 if last else 0
+    paint = paint_for(sys.stdout)
     try:
         if not options.json:
-            _say(_HEADER)
-        for item in follow_records(directory, filter_of(options), skip=max(0, total - options.n)):
+            _say(HEADER)
+        for item in follow_records(directory, filter_of(options), last=max(0, options.n), go_on=_is_read):
             if not options.json:
-                _say(_row(item))
+                _say(row(item, paint))
             elif not isinstance(item, Damaged):
                 _say(_compact(item))
     except KeyboardInterrupt:
         return 0
     return 0
+
+
+def _is_read() -> bool:
+    """Whether somebody could read on: a pipe without a reader and a terminal that hung up say so (poll(2))."""
+    try:
+        ends = select.poll()
+        ends.register(sys.stdout.fileno(), 0)
+        return not ends.poll(0)
+    except io.UnsupportedOperation:  # no descriptor: a test's own stream
+        return True
 
 
 def _say(line: str) -> None:
@@ -185,47 +195,3 @@ def _say(line: str) -> None:
 
 def _compact(record: Record) -> str:
     return json.dumps(record, sort_keys=True, separators=(",", ":"))
-
-
-def _row(item: Record | Damaged) -> str:
-    if isinstance(item, Damaged):
-        return f"{'?':>6}  damaged line in {item.segment}: {escape(item.detail)}"
-    when = _text(item, "ts")[:19].replace("T", " ")
-    head = f"{_text(item, 'seq'):>6}  {when:19}  {_text(item, 'run'):12}  {_text(item, 'ev'):9}"
-    return f"{head}  {_text(item, 'verdict'):7}  {_what(item)}".rstrip()
-
-
-def _what(record: Record) -> str:
-    parts = [_text(record, "method"), _target(record), _text(record, "program"), _arrow(record)]
-    for name, before in (
-        ("rule", "rule "),
-        ("binding", "binding "),
-        ("secret", "secret "),
-        ("pin", "at "),
-        ("count", "count "),
-        ("ms", "ms "),
-        ("intent_seq", "of "),
-    ):
-        value = _text(record, name)
-        if value:
-            parts.append(f"[{before}{value}]")
-    parts.append(_text(record, "detail"))
-    return " ".join(part for part in parts if part)
-
-
-def _target(record: Record) -> str:
-    host = _text(record, "host")
-    if not host:
-        return ""
-    scheme, port = _text(record, "scheme"), _text(record, "port")
-    return f"{scheme}://{host}:{port}{_text(record, 'path')}" if scheme else f"{host}{_text(record, 'path')}"
-
-
-def _arrow(record: Record) -> str:
-    said = " ".join(part for part in (_text(record, "status"), _text(record, "reason")) if part)
-    return f"-> {said}" if said else ""
-
-
-def _text(record: Mapping[str, object], name: str) -> str:
-    value = record.get(name)
-    return "" if value is None else escape(str(value))

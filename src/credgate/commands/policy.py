@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from credgate.commands import learn
 from credgate.errors import CredgateError, print_error
 from credgate.explain import Explained, as_json, as_text, explain
 from credgate.paths import Places
@@ -43,6 +44,7 @@ _EXAMPLES = {
     "trust": "credgate policy trust ./credgate.toml",
     "show": "credgate policy show --role dev",
     "diff": "credgate policy diff old.toml new.toml",
+    "learn": learn.EXAMPLE,
 }
 
 
@@ -96,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = add("diff", "what another policy would allow or refuse; exit 0 nothing, 1 something", _diff)
     sub.add_argument("file", metavar="A")
     sub.add_argument("other", metavar="B")
+    learn.add_options(add("learn", "propose rules for what a run was refused; nothing is written unasked", _learn))
     return parser
 
 
@@ -287,6 +290,14 @@ def _diff(options: argparse.Namespace) -> int:
             for line in lines:
                 _print(f"{sign} {line}")
     return FINDINGS if gone or come else OK
+
+
+def _learn(options: argparse.Namespace) -> int:
+    def judge(role: str) -> Effective:
+        options.role = role
+        return _effective(options.write or options.policy, options)
+
+    return learn.run(options, judge, options.ceiling)
 
 
 def _problems(problems: Sequence[Problem]) -> list[dict[str, str]]:

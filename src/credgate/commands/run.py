@@ -50,6 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--user", metavar="NAME", default="", help="for root: the ordinary user the run belongs to")
     parser.add_argument("--status-fd", metavar="N", type=int, default=-1, help="JSON lines `ready` and `exit` go there")
+    parser.add_argument(
+        "--learn", action="store_true", help="at the end, print the rules that would allow what was refused"
+    )
     parser.add_argument("-q", "--quiet", action="store_true", help="no banner, no summary at the end")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="[--] CMD...")
     return parser
@@ -382,7 +385,17 @@ class Launch:
         if self.ended and reason not in ("exited", "signaled"):
             _say(f"credgate: the run was ended: {reason}\n")
         self._summarise()
+        if self.ready and self.options.learn:
+            self._propose()
         return status
+
+    def _propose(self) -> None:
+        """Let `policy learn` print: nothing was allowed beyond the policy, and nothing is written."""
+        chosen = ["--policy", os.path.abspath(self.options.policy)] if self.options.policy else []
+        os.chdir(self.options.workdir or ".")
+        argv = [sys.executable, "-I", "-m", "credgate", "policy", "learn", *chosen, self.id]
+        to_stderr = [(os.POSIX_SPAWN_DUP2, 2, 1)]
+        os.waitpid(os.posix_spawn(sys.executable, argv, os.environ, file_actions=to_stderr), 0)
 
     def _summarise(self) -> None:
         requests = self.ended.get("requests")
@@ -390,7 +403,7 @@ class Launch:
             return
         allowed, denied = requests.get("allow"), requests.get("deny")
         _say(f"credgate: run {self.id}: {allowed} requests allowed, {denied} refused; {self.ended.get('seen')}\n")
-        for told in (self.ended.get("refused"), self.ended.get("left")):
+        for told in (None if self.options.learn else self.ended.get("refused"), self.ended.get("left")):
             for line in told if isinstance(told, list) else ():  # what is indented goes on with the line before
                 _say(("" if str(line).startswith("    ") else "credgate: ") + f"{escape(str(line))}\n")
 

@@ -1,6 +1,7 @@
 """Read a ledger for people: filtered, and live. Whether it is sound is verify's business."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,14 +45,12 @@ def read_records(directory: Path, want: Filter | None = None) -> Iterator[Record
 
 
 def follow_records(
-    directory: Path, want: Filter | None = None, *, skip: int = 0, go_on: Callable[[], bool] = lambda: True
+    directory: Path, want: Filter | None = None, *, last: int = 0, go_on: Callable[[], bool] = lambda: True
 ) -> Iterator[Record | Damaged]:
-    """The records behind the first `skip` ones, then each new one, while `go_on` says so. Raises LedgerError."""
+    """The `last` records that there are, then each new one, while `go_on` says so. Raises LedgerError."""
     position = _Position(directory)
     chosen = want or Filter()
-    for number, item in enumerate(_from(position, chosen)):
-        if number >= skip:
-            yield item
+    yield from deque(_from(position, chosen), maxlen=last)
     while go_on():
         time.sleep(_POLL)
         yield from _from(position, chosen)

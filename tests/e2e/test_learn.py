@@ -1,0 +1,77 @@
+"""From a refusal to the rule that allows it: the end of a run, `run --learn`, `policy learn`, and the run after."""
+
+import json
+import os
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.site import Site, bound, endpoint
+from tests.targets.served import Target
+
+pytestmark = pytest.mark.needs("userns", "netns", "nftables", "landlock", "seccomp", "curl")
+
+ASK = (
+    "for n in 1 2 3; do curl -sS -o /dev/null -w '%{{http_code}} ' https://{host}/items/$n?page=secretvalue; done; "
+    "curl -sS -o /dev/null https://new.example.org/feed; curl -sS -o /dev/null http://metadata.google.internal/x; "
+    "curl -sS -o /dev/null https://{host}/'**'; true"
+)
+
+
+def credgate_run(site: Site, policy: Path, *flags: str, script: str) -> tuple[str, str]:
+    done = site.credgate("run", "--policy", policy, *flags, "--", "sh", "-c", script)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_a_refusal_becomes_a_rule(site: Site, https_target: Target) -> None:
+    site.secret("api", https_target.token)
+    narrow = 'methods = ["GET"]\npaths = ["/private/*"]'
+    text = f'version = 1\n{endpoint(https_target, allow=narrow)}{bound()}[role.dev]\nbindings = ["api"]\n'
+    policy, ask = site.policy(text, https_target.ca), ASK.format(host=https_target.host)
+
+    out, err = credgate_run(site, policy, script=ask)
+    run = re.search(r"run (r[0-9a-f]{12})", err)
+    assert run is not None
+    assert out == "403 403 403 "
+    assert "0 requests allowed, 6 refused" in err
+    assert f"refused 3 times: GET https://{https_target.host}/items/*?page (no_rule), would be allowed by\n" in err
+    assert '    paths = ["/items/*"]\n    query = { allow = ["page"] }\n' in err
+    assert "(metadata): metadata names and addresses stay closed" in err
+    assert '(no_rule): its path holds "*"' in err
+    assert "secretvalue" not in err
+    assert f"credgate policy learn {run[1]}" in err
+
+    quiet = site.credgate("run", "-q", "--policy", policy, "--", "sh", "-c", ask)
+    assert "refused" not in quiet.stderr  # the control for -q
+
+    found = site.credgate("policy", "learn", run[1], "--policy", policy, "--json")
+    proposals = json.loads(found.stdout)["proposals"]
+    assert [(p["endpoint"], p["paths"], p["count"]) for p in proposals] == [
+        ("api", ["/items/*"], 3), ("new-example-org", ["/feed"], 1)
+    ]  # fmt: skip
+    assert policy.read_text() == text
+
+    _, learned = credgate_run(site, policy, "--learn", script=ask)
+    piece = learned[learned.index("# run r") :]
+    assert list(tomllib.loads(piece)["endpoint"]) == ["api", "new-example-org"]
+    assert policy.read_text() == text
+    assert https_target.seen() == []  # nothing was allowed beyond the policy
+
+    written = site.credgate("policy", "learn", run[1], "--write", policy, "--only", "1")
+    assert written.returncode == 0, written.stderr
+    out, err = credgate_run(site, policy, script=ask)
+    assert "403" not in out
+    assert "3 requests allowed, 3 refused" in err
+    seen = https_target.seen()
+    assert [request.authorization for request in seen] == ["", "", ""]  # no secret goes with a learned rule
+
+
+def test_a_run_that_was_refused_nothing_says_nothing_of_it(site: Site) -> None:
+    _, err = credgate_run(site, site.policy("version = 1\n[role.dev]\n"), script="true")
+    assert "0 requests allowed, 0 refused" in err
+    assert "would be allowed by" not in err
+    assert "policy learn" not in err
+    assert os.linesep.join(err.splitlines()).count("credgate:") == 2
