@@ -50,6 +50,8 @@ def _call(name: str, argv: list[str]) -> int:
         sys.stdout.flush()
     except CredgateError as error:
         return print_error(error)
+    except KeyboardInterrupt:  # while nothing else had the terminal: a start that lasts, a listing that is long
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # `credgate log show | head`: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE

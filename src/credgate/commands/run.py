@@ -13,6 +13,7 @@ import sys
 from credgate import controlclient, hostlimits
 from credgate.errors import CredgateError, print_error
 from credgate.paths import Places
+from credgate.progress import Progress
 from credgate.stdio import check_standard
 from credgate.text import escape
 from jail import childlaunch, fdpass, launcher
@@ -72,7 +73,11 @@ def main(argv: list[str]) -> int:
         elif options.user:
             raise CredgateError("not_root", "--user is for root alone", "leave it out", CANNOT)
         hostlimits.raise_open_files()
-        return Launch(options, command).run()
+        launch = Launch(options, command)
+        try:
+            return launch.run()
+        finally:
+            launch.progress.done()  # before whatever went wrong is said
     except OSError as error:
         print_error(hostlimits.shown(error, "credgate run"))
         return CANNOT
@@ -165,6 +170,7 @@ class Launch:
 
     def __init__(self, options: argparse.Namespace, command: list[str]) -> None:
         self.options, self.command = options, command
+        self.progress = Progress(wanted=not options.quiet)
         self.ttys = [number for number in (0, 1, 2) if os.isatty(number)]
         self.id = ""  # of the run, once the daemon has made one
         self.master = -1  # of the jail's terminal
@@ -181,8 +187,11 @@ class Launch:
         """From the request to the confirmed end; returns the exit status."""
         self._check_status_fd()
         check_standard()
+        self.progress.step("waiting for the gateway daemon")
         self.control = controlclient.connect_or_start(Places.from_env(os.environ))
+        self.progress.step("making the jail, and copying what it gets")
         started = self._start(self.control)
+        self.progress.step("proving the jail")
         self.peer = started.peer
         for sock in (self.control, self.peer):
             self.events.register(sock.fileno(), select.EPOLLIN)
@@ -191,6 +200,7 @@ class Launch:
         finally:
             started.peer.close()  # pid 1 ends everything when this goes, whatever became of us
             started.wait()
+        self.progress.done()
         self._hear_the_end()
         for pid in self.children:  # their jails are dead: ours is, and the daemon ended them first
             os.waitpid(pid, 0)
@@ -337,6 +347,7 @@ class Launch:
 
     def _announce(self, body: fdpass.Json) -> None:
         self.ready = True
+        self.progress.done()
         keys = ("run", "pid", "proof", "gateway", "ledger")
         self._write_status({"event": "ready", **{key: body[key] for key in keys}})
         if not self.options.quiet:
