@@ -7,20 +7,22 @@ and commits it, then an answer. Everything else that the agents ask for is refus
 import json
 import os
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.agents.tmux import Screen
-from tests.e2e.site import BIN, PATH, Site
+from tests.e2e.site import BIN, PATH, Site, bound, endpoint
+from tests.targets import clients
 from tests.targets.fixtures import https_target_at
 from tests.targets.pki import Authority
 from tests.targets.served import Target
 
-pytestmark = [pytest.mark.needs("userns", "netns", "nftables", "landlock", "seccomp", "node", "git")]
+pytestmark = [pytest.mark.needs("userns", "netns", "nftables", "landlock", "seccomp", "node", "git", "clients")]
 
 SCRIPT = Path(__file__).parents[1] / "targets/llm_target.py"
 HOME = Path(os.environ["CREDGATE_TEST_AGENTS"])
@@ -40,7 +42,19 @@ class Cli:
     decoy: str  # the variable that holds it
     screen: tuple[str, ...]  # how it is started for a person
     prompt: str  # on its screen once it may be typed at
-    patience: float = 20.0  # seconds until a refusal has ended it
+    servers: Callable[
+        [list[str]], tuple[str, str, tuple[str, ...]]
+    ]  # a file of the work tree, its text, more arguments
+
+
+def _as_json(command: list[str]) -> str:
+    return json.dumps({"mcpServers": {"notes": {"command": command[0], "args": command[1:]}}})
+
+
+def _codex(command: list[str]) -> tuple[str, str, tuple[str, ...]]:
+    words = {"command": command[0], "args": command[1:]}
+    flags = [word for key, value in words.items() for word in ("-c", f"mcp_servers.notes.{key}={json.dumps(value)}")]
+    return "", "", tuple(flags)
 
 
 CLIS = (
@@ -52,6 +66,7 @@ CLIS = (
         decoy="ANTHROPIC_API_KEY",
         screen=("claude",),
         prompt="for shortcuts",
+        servers=lambda command: ("servers.json", _as_json(command), ("--mcp-config=servers.json",)),
     ),
     Cli(
         name="codex",
@@ -61,6 +76,7 @@ CLIS = (
         decoy="CODEX_API_KEY",
         screen=("codex",),
         prompt="Ask Codex to do anything",
+        servers=_codex,
     ),
     Cli(
         name="gemini",
@@ -70,6 +86,7 @@ CLIS = (
         decoy="GEMINI_API_KEY",
         screen=("gemini",),
         prompt="Type your message",
+        servers=lambda command: (".gemini/settings.json", _as_json(command), ()),
     ),
     Cli(
         name="opencode",
@@ -79,7 +96,11 @@ CLIS = (
         decoy="ANTHROPIC_API_KEY",
         screen=("opencode", "-m", "anthropic/claude-sonnet-4-5"),
         prompt="Ask anything",
-        patience=60.0,  # tries again by itself: 11 s on an idle machine, 31 s measured on a busy one
+        servers=lambda command: (
+            "opencode.json",
+            json.dumps({"mcp": {"notes": {"type": "local", "command": command, "enabled": True}}}),
+            (),
+        ),
     ),
 )
 
@@ -120,8 +141,31 @@ def saw(api: Target) -> set[str]:
     return set(values)
 
 
-def test_a_turn_with_a_tool_call_that_edits_and_commits(ready: Site, cli: Cli, api: Target) -> None:
-    done = ready.run(*cli.argv, f"please {ASK} now", timeout=110)
+@pytest.fixture
+def notes(ready: Site, api: Target, target_state: Path, authority: Authority) -> Iterator[Target]:
+    """A target that the policy allows beside the API, with a secret of its own."""
+    with https_target_at(target_state, authority, "notes.acme.example") as target:
+        text = (ready.home / "policy/policy.toml").read_text()
+        trees = json.dumps([str(HOME), str(clients.home()), sys.prefix, sys.base_prefix])
+        role = text.replace("bindings = [", f'tools = {trees}\nbindings = ["notes", ', 1)
+        ready.policy(role + endpoint(target, "notes") + bound("notes"), api.ca)
+        ready.secret("notes", target.token)
+        yield target
+
+
+def with_server(site: Site, cli: Cli) -> tuple[str, ...]:
+    """The agent's command line, an MCP server in its configuration."""
+    site.write("work/notes_server.py", (SCRIPT.parent / "notes_server.py").read_text())
+    name, text, flags = cli.servers([site.python(), "-I", "notes_server.py", str(clients.home())])
+    if name:
+        site.write(f"work/{name}", text)
+    return (*cli.argv[:-1], *flags, cli.argv[-1])
+
+
+def test_a_turn_with_tool_calls_that_edit_commit_and_ask_an_mcp_server(
+    ready: Site, cli: Cli, api: Target, notes: Target
+) -> None:
+    done = ready.run(*with_server(ready, cli), f"please {ASK} now", timeout=110)
     told = json.dumps(ready.ledger(ev="deny"), indent=0)[-3000:]
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:] + told
     assert ANSWER in done.stdout + done.stderr, done.stdout + done.stderr[-3000:] + told
@@ -129,7 +173,9 @@ def test_a_turn_with_a_tool_call_that_edits_and_commits(ready: Site, cli: Cli, a
     log = ["git", "-C", str(ready.work), "log", "--format=%s"]
     assert subprocess.check_output(ready.as_user(log), env=ready.environment(), text=True) == "fruit\n"
     assert saw(api) == {api.token}
-    assert api.token not in done.stdout + done.stderr
+    assert [seen.authorization for seen in notes.seen()] == [f"Bearer {notes.token}"]  # what its server asked for
+    assert [line["reason"] for line in ready.ledger(ev="deny", host="elsewhere.acme.example")] == ["host_unlisted"]
+    assert not any(token in done.stdout + done.stderr for token in (api.token, notes.token))
 
 
 def test_no_real_key_is_in_the_jail_after_a_turn(ready: Site, cli: Cli, api: Target) -> None:
@@ -166,6 +212,6 @@ def test_a_refusal_ends_it_soon_and_reaches_the_user(ready: Site, cli: Cli, api:
     begun = time.monotonic()
     done = ready.run(*cli.argv, "say a word", timeout=60)
     assert done.returncode != 0
-    assert time.monotonic() - begun < cli.patience
+    assert time.monotonic() - begun < 20
     assert "No rule" in done.stdout + done.stderr, done.stdout[-3000:] + done.stderr[-3000:]
     assert not any(line["method"] == "POST" for line in api.lines() if line["event"] == "request")

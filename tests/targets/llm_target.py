@@ -1,7 +1,8 @@
 """A stand-in for the APIs of three providers of models, as far as agent CLIs use them. Starts as https_target.py does.
 
-Each wants its key where the real one does, else 401. The answer is ANSWER; where a request offers a tool that runs
-shell commands, holds ASK and no result of a call, the answer is a call of that tool with COMMAND.
+Each wants its key where the real one does, else 401. The answer is ANSWER. Where a request holds ASK it is a call of a
+tool at first: of one that runs shell commands, with COMMAND; then, where the MCP server of notes_server.py is offered,
+of its `read` with each of PAGES. What is next is told by how many results of calls a request holds.
 
 POST /v1/messages               Anthropic Messages, stream or not; x-api-key
 POST /v1/responses              OpenAI Responses, stream or not; Authorization: Bearer
@@ -12,6 +13,7 @@ GET  /v1/models                 an empty list
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,23 +28,29 @@ ASK = "call the shell"
 WHO = "-c user.name=T -c user.email=t@acme.example"
 COMMAND = f"echo quince >> fruit.txt && git add fruit.txt && git {WHO} commit -qm fruit"
 CALL = {"command": COMMAND, "description": "write and commit"}
+PAGES = ("https://notes.acme.example/private/notes", "https://elsewhere.acme.example/")
+DEFERRED = "mcp__notes__read"
 # codex has its model write a program that calls its tools
-PROGRAM = f"await tools.exec_command({json.dumps({'cmd': COMMAND})})"
+PROGRAM = f"""await tools.exec_command({json.dumps({"cmd": COMMAND})});
+for (const url of {json.dumps(PAGES)}) if (tools.mcp__notes__read) text(await tools.mcp__notes__read({{url}}))"""
 USED = {"input_tokens": 7, "output_tokens": 5}
 
 type Json = dict[str, Any]
 
 
-def _wants_tool(body: Json) -> bool:
-    """Whether a call is asked for and none was answered yet."""
+def _call(body: Json, names: list[str]) -> tuple[str, Json]:
+    """The tool to be called, and with what; "" for none."""
     text = json.dumps(body)
-    done = any(mark in text for mark in ('"tool_result"', '"custom_tool_call_output"', '"functionResponse"'))
-    return ASK in text and not done
-
-
-def _tool(names: list[str]) -> str:
-    known = ("Bash", "bash", "run_shell_command")
-    return next((name for name in known if name in names), "")
+    marks = ('"tool_result"', '"custom_tool_call_output"', '"functionResponse"')
+    shell = next((name for name in ("Bash", "bash", "run_shell_command") if name in names), "")
+    reader = next((name for name in names if "notes" in name and name.endswith("read")), "")
+    steps = [(shell, CALL)]
+    if "ToolSearch" in names and DEFERRED in text:  # Claude Code names such tools, and has their model ask for them
+        reader = DEFERRED
+        steps.append(("ToolSearch", {"query": f"select:{DEFERRED}", "max_results": 1}))
+    steps += [(reader, {"url": page}) for page in PAGES if reader]
+    done = sum(text.count(mark) for mark in marks)
+    return steps[done] if ASK in text and done < len(steps) else ("", {})
 
 
 def _send_json(handler: Handler, status: int, body: Json) -> None:
@@ -86,10 +94,10 @@ def v1(handler: Handler, rest: str) -> None:
 
 
 def _messages(handler: Handler, body: Json) -> None:
-    name = _tool([tool.get("name", "") for tool in body.get("tools", [])]) if _wants_tool(body) else ""
+    name, given = _call(body, [tool.get("name", "") for tool in body.get("tools", [])])
     block: Json = {"type": "text", "text": ANSWER}
     if name:
-        block = {"type": "tool_use", "id": "toolu_01", "name": name, "input": CALL}
+        block = {"type": "tool_use", "id": f"toolu_{time.time_ns()}", "name": name, "input": given}
     stop = "tool_use" if name else "end_turn"
     message = {"id": "msg_01", "type": "message", "role": "assistant", "model": body["model"], "stop_sequence": None}
     if body.get("stream"):
@@ -128,7 +136,7 @@ def _response(body: Json) -> tuple[Json, Json]:
     """The whole answer, and the one item in it."""
     part = {"type": "output_text", "text": ANSWER, "annotations": []}
     item: Json = {"id": "msg_01", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
-    if _wants_tool(body):
+    if _call(body, ["Bash"])[0]:
         call = {"call_id": "call_01", "namespace": "functions", "name": "exec", "input": PROGRAM}
         item = {"id": "ctc_01", "type": "custom_tool_call", "status": "completed", **call}
     used = {**USED, "total_tokens": 12, "input_tokens_details": {"cached_tokens": 0}}
@@ -168,8 +176,8 @@ def v1beta(handler: Handler, rest: str) -> None:
 
 def _candidate(body: Json) -> Json:
     declared = [d["name"] for tool in body.get("tools", []) for d in tool.get("functionDeclarations", [])]
-    name = _tool(declared) if _wants_tool(body) else ""
-    part: Json = {"functionCall": {"name": name, "args": CALL}} if name else {"text": ANSWER}
+    name, given = _call(body, declared)
+    part: Json = {"functionCall": {"name": name, "args": given}} if name else {"text": ANSWER}
     if body.get("generationConfig", {}).get("responseMimeType") == "application/json":
         # which model is to be asked: what is not so is asked again for a minute and a half
         part = {"text": json.dumps({"complexity_reasoning": "easy", "complexity_score": 1})}
