@@ -69,7 +69,7 @@ install_agents() {
     local home name
     home=$(agents_home)
     if [ ! -f "$home/.complete" ]; then
-        say "installing four agent CLIs for the tests (1.1 GB)"
+        say "installing five agent CLIs for the tests (1.3 GB)"
         mkdir -p "$home/lib" "$home/bin"
         cp tests/targets/agents/package.json tests/targets/agents/package-lock.json "$home/lib"
         # One of them puts its program in its place by a script; no other's runs.
@@ -80,6 +80,7 @@ install_agents() {
             ln -sfn "../lib/node_modules/.bin/$name" "$home/bin/$name"
         done
         ln -sfn ../lib/node_modules/opencode-linux-x64/bin/opencode "$home/bin/opencode"
+        ln -sfn ../lib/node_modules/@github/copilot-linux-x64/copilot "$home/bin/copilot"
         touch "$home/.complete"
     fi
     export CREDGATE_TEST_AGENTS=$home

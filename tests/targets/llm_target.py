@@ -5,6 +5,7 @@ tool at first: of one that runs shell commands, with COMMAND; then, where the MC
 of its `read` with each of PAGES. What is next is told by how many results of calls a request holds.
 
 POST /v1/messages               Anthropic Messages, stream or not; x-api-key
+POST /v1/chat/completions       OpenAI Chat Completions, stream or not; Authorization: Bearer
 POST /v1/responses              OpenAI Responses, stream or not; Authorization: Bearer
 GET  /v1/responses              the same by WebSocket: each message asks, each event is a message
 POST /v1beta/models/M:ACTION    Gemini generateContent, streamGenerateContent (SSE), countTokens; x-goog-api-key
@@ -41,7 +42,7 @@ type Json = dict[str, Any]
 def _call(body: Json, names: list[str]) -> tuple[str, Json]:
     """The tool to be called, and with what; "" for none."""
     text = json.dumps(body)
-    marks = ('"tool_result"', '"custom_tool_call_output"', '"functionResponse"')
+    marks = ('"tool_result"', '"custom_tool_call_output"', '"functionResponse"', '"role": "tool"')
     shell = next((name for name in ("Bash", "bash", "run_shell_command") if name in names), "")
     reader = next((name for name in names if "notes" in name and name.endswith("read")), "")
     steps = [(shell, CALL)]
@@ -82,6 +83,8 @@ def v1(handler: Handler, rest: str) -> None:
         _send_json(handler, 200, {"input_tokens": 7})
     elif rest == "messages":
         _messages(handler, json.loads(raw))
+    elif rest == "chat/completions":
+        _chat(handler, json.loads(raw))
     elif rest == "responses" and wants_socket(handler):
         serve(handler, lambda body: _response_events(*_response(body)))
     elif rest == "responses":
@@ -155,6 +158,24 @@ def _response_events(whole: Json, item: Json) -> Iterator[Json]:
         yield {"type": "response.output_text.done", "content_index": 0, "text": ANSWER, **at}
     yield {"type": "response.output_item.done", "output_index": 0, "item": item}
     yield {"type": "response.completed", "response": whole}
+
+
+def _chat(handler: Handler, body: Json) -> None:
+    name, given = _call(body, [tool.get("function", {}).get("name", "") for tool in body.get("tools", [])])
+    message: Json = {"role": "assistant", "content": ANSWER}
+    if name:
+        function = {"name": name, "arguments": json.dumps(given)}
+        call = {"id": f"call_{time.time_ns()}", "index": 0, "type": "function", "function": function}
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    choice = {"index": 0, "finish_reason": "tool_calls" if name else "stop"}
+    used = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+    whole = {"id": "chatcmpl-1", "created": 1, "model": body["model"], "usage": used}
+    if body.get("stream"):
+        part = {**whole, "object": "chat.completion.chunk"}
+        events = ({**part, "choices": [{**choice, "delta": message}]}, {**part, "choices": []})
+        _send_events(handler, iter(events), named=False)
+    else:
+        _send_json(handler, 200, {**whole, "object": "chat.completion", "choices": [{**choice, "message": message}]})
 
 
 # --- Gemini
