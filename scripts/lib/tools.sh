@@ -54,10 +54,10 @@ install_registry() {
     export CREDGATE_TEST_REGISTRY=$home
 }
 
-# Agent CLIs, laid out as `npm install --global` does it: bin beside lib/node_modules.
+# Agent CLIs, laid out as `npm install --global` does it: bin beside lib/node_modules, and one from PyPI.
 agents_home() {
     local id home
-    id=$(cat tests/targets/agents/package-lock.json tests/targets/agents/package.json | sha256sum)
+    id=$(cat tests/targets/agents/package-lock.json tests/targets/agents/package.json tests/targets/aider/requirements.lock | sha256sum)
     for home in "$CREDGATE_PREFIX/test-agents" "${XDG_CACHE_HOME:-$HOME/.cache}/credgate/test-agents"; do
         home=$home-${id:0:12}
         if is_root || [ -f "$home/.complete" ]; then break; fi
@@ -69,7 +69,7 @@ install_agents() {
     local home name
     home=$(agents_home)
     if [ ! -f "$home/.complete" ]; then
-        say "installing five agent CLIs for the tests (1.3 GB)"
+        say "installing agent CLIs for the tests (2 GB)"
         mkdir -p "$home/lib" "$home/bin"
         cp tests/targets/agents/package.json tests/targets/agents/package-lock.json "$home/lib"
         # One of them puts its program in its place by a script; no other's runs.
@@ -81,9 +81,26 @@ install_agents() {
         done
         ln -sfn ../lib/node_modules/opencode-linux-x64/bin/opencode "$home/bin/opencode"
         ln -sfn ../lib/node_modules/@github/copilot-linux-x64/copilot "$home/bin/copilot"
+        install_aider "$home" || exit
         touch "$home/.complete"
     fi
     export CREDGATE_TEST_AGENTS=$home
+}
+
+# aider wants a Python before 3.13, of the system's so that an ordinary user can run it. Where there is none its test says so.
+install_aider() {
+    local home=$1 name
+    for name in python3.12 python3.11 python3.10; do
+        if [ -x "/usr/bin/$name" ]; then
+            "/usr/bin/$name" -m venv --without-pip "$home/aider" &&
+                .venv/bin/python -m pip --python "$home/aider/bin/python" install -qq --disable-pip-version-check \
+                    --only-binary :all: --require-hashes -r tests/targets/aider/requirements.lock >&2 ||
+                fail 1 "pip could not install what tests/targets/aider/requirements.lock names" "its own message is above"
+            ln -sfn ../aider/bin/aider "$home/bin/aider"
+            return
+        fi
+    done
+    warn "no /usr/bin/python3.12, 3.11 or 3.10: aider is left out"
 }
 
 # Where the tests find what `reconcile --engine` needs: beside the venv, which everyone who only runs Credgate has too.

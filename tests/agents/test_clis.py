@@ -105,9 +105,33 @@ CLIS = (
 )
 
 
+MORE = (
+    Cli(
+        name="copilot",
+        host="api.openai.com",
+        secret="openai",
+        argv=("copilot", "--allow-all-tools", "-p"),
+        decoy="COPILOT_PROVIDER_API_KEY",
+        screen=("copilot",),
+        prompt="",
+        servers=lambda command: ("", "", ("--additional-mcp-config", _as_json(command))),
+    ),
+    Cli(
+        name="aider",
+        host="api.openai.com",
+        secret="openai",
+        argv=("aider", "--yes-always", "--no-stream", "--model", "openai/gpt-4.1", "-m"),
+        decoy="OPENAI_API_KEY",
+        screen=("aider",),
+        prompt="",
+        servers=lambda _command: ("", "", ()),  # it has none
+    ),
+)
+
+
 @pytest.fixture(params=CLIS, ids=[cli.name for cli in CLIS])
 def cli(request: pytest.FixtureRequest) -> Cli:
-    """Each of the four."""
+    """Each of the four, or one that a test names."""
     found: Cli = request.param
     return found
 
@@ -162,6 +186,7 @@ def with_server(site: Site, cli: Cli) -> tuple[str, ...]:
     return (*cli.argv[:-1], *flags, cli.argv[-1])
 
 
+@pytest.mark.parametrize("cli", [*CLIS, MORE[0]], indirect=True, ids=lambda cli: cli.name)
 def test_a_turn_with_tool_calls_that_edit_commit_and_ask_an_mcp_server(
     ready: Site, cli: Cli, api: Target, notes: Target
 ) -> None:
@@ -176,6 +201,14 @@ def test_a_turn_with_tool_calls_that_edit_commit_and_ask_an_mcp_server(
     assert [seen.authorization for seen in notes.seen()] == [f"Bearer {notes.token}"]  # what its server asked for
     assert [line["reason"] for line in ready.ledger(ev="deny", host="elsewhere.acme.example")] == ["host_unlisted"]
     assert not any(token in done.stdout + done.stderr for token in (api.token, notes.token))
+
+
+@pytest.mark.skipif(not (HOME / "bin/aider").exists(), reason="aider needs a Python before 3.13, and /usr/bin has none")
+@pytest.mark.parametrize("cli", MORE[1:], indirect=True, ids=lambda cli: cli.name)
+def test_aider_answers_in_a_repository_whose_configuration_it_may_not_write(ready: Site, cli: Cli, api: Target) -> None:
+    done = ready.run(*cli.argv, "say a word", timeout=110)
+    assert done.returncode == 0 and ANSWER in done.stdout, done.stdout[-2000:] + done.stderr[-3000:]
+    assert saw(api) == {api.token}
 
 
 def test_no_real_key_is_in_the_jail_after_a_turn(ready: Site, cli: Cli, api: Target) -> None:
@@ -215,3 +248,20 @@ def test_a_refusal_ends_it_soon_and_reaches_the_user(ready: Site, cli: Cli, api:
     assert time.monotonic() - begun < 20
     assert "No rule" in done.stdout + done.stderr, done.stdout[-3000:] + done.stderr[-3000:]
     assert not any(line["method"] == "POST" for line in api.lines() if line["event"] == "request")
+
+
+@pytest.mark.parametrize("cli", [cli for cli in CLIS if cli.name == "codex"], indirect=True, ids=lambda cli: cli.name)
+def test_codex_by_websocket_where_the_policy_has_its_pack(ready: Site, cli: Cli, api: Target) -> None:
+    """The decoy in the handshake becomes the key, each message is judged, and nothing is posted."""
+    policy = ready.home / "policy/policy.toml"
+    rule = 'pack = "openai-inference"\n'
+    text = policy.read_text().replace(rule, f'{rule}[[endpoint.openai-api.allow]]\npack = "openai-websocket"\n', 1)
+    ready.policy(text.replace('["openai-inference"]', '["openai-inference", "openai-websocket"]', 1), api.ca)
+    done = ready.run(*cli.argv, f"please {ASK} now", timeout=110)
+    assert done.returncode == 0 and ANSWER in done.stdout, done.stderr[-3000:]
+    assert (ready.work / "fruit.txt").read_text() == "quince\n"
+    assert saw(api) == {api.token}
+    asked = [(line["method"], line["status"]) for line in api.lines() if line["event"] == "request"]
+    assert set(asked) == {("GET", 101)}
+    messages = [line["type"] for line in api.lines() if line["event"] == "message"]
+    assert len(messages) >= 2 and set(messages) == {"response.create"}
