@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from credgate import protect
 from credgate.command import CommandError
+from credgate.given import check_arguments, check_key
 from credgate.limits import RunLimits, held_by, sums
 from credgate.parts import Parts, Refusal
 from credgate.paths import Places
@@ -80,6 +81,9 @@ async def open_session(
     Raises CredgateError or JailError; nothing is left then.
     """
     policy, role = chosen.policy, chosen.policy.roles[chosen.role]
+    if parent is None:  # a jail has decoys alone
+        check_arguments(asked.argv)
+    await check_key(policy, role, parts.places, asked.env)
     run_id = f"r{secrets.token_hex(6)}"
     listener: socket.socket | None = None
     path = ""

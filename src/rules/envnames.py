@@ -26,6 +26,14 @@ _VALUES = re.compile(
     r"|eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}|-----BEGIN [A-Z ]*PRIVATE KEY"
     r"|[A-Za-z][A-Za-z0-9+.-]*://[^/@\s:]*:[^/@\s]+@"
 )
+# The same as a word of its own: an argument may be prose, and "disk-usage-by-directory" is no key. Without URLs, whose
+# passwords are often a local database's.
+_TOKENS = re.compile(
+    r"(?<![A-Za-z0-9_-])(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{50,}|glpat-[A-Za-z0-9_-]{20,}"
+    r"|sk-(?:ant-|proj-|svcacct-)?[A-Za-z0-9_-]{32,}|xox[abeoprs]-[0-9A-Za-z-]{20,}|npm_[A-Za-z0-9]{36}"
+    r"|pypi-[A-Za-z0-9_-]{50,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{35}|[sr]k_live_[A-Za-z0-9]{16,})"
+)
+_MIXED = re.compile(r"(?=.*[0-9])(?=.*[A-Z])")
 # The loader and the interpreters obey these before a program's own first line.
 _CODE = _words(
     "BASH_ENV ENV SHELLOPTS BASHOPTS PROMPT_COMMAND GCONV_PATH GETCONF_DIR HOSTALIASES LOCALDOMAIN LOCPATH "
@@ -55,6 +63,11 @@ def credential_name(name: str) -> bool:
 def credential_value(value: str) -> bool:
     """Tell whether a variable's value has the shape of a credential, or of a URL with a password in it."""
     return _VALUES.search(value) is not None
+
+
+def credential_argument(word: str) -> bool:
+    """Tell whether an argument of a command holds a credential: a token's prefix, and letters and digits by chance."""
+    return any(_MIXED.search(found[0]) for found in _TOKENS.finditer(word))
 
 
 def refused(name: str) -> str:
