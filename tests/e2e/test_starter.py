@@ -32,6 +32,7 @@ MANNER += 'choom -n 300 -- "$@"'
 @pytest.fixture
 def site(place: Site) -> Site:
     place.policy("version = 1\n[role.dev]\n")
+    daemon_pid(place)  # started by an ordinary launcher, which the starter can stand in for then
     return place
 
 
