@@ -180,7 +180,16 @@ print(" ".join(sorted(tops - sys.stdlib_module_names - {"credgate", "jail", "res
 
 
 @pytest.mark.parametrize(
-    "module", ["credgate.commands.run", "jail.launcher", "jail.pid1", "jail.relay", "jail.workload"]
+    "module",
+    [
+        "credgate.becomeuser",
+        "credgate.commands.run",
+        "jail.launcher",
+        "jail.pid1",
+        "jail.relay",
+        "jail.starter",
+        "jail.workload",
+    ],
 )
 def test_the_launcher_and_the_jail_load_nothing_but_the_standard_library(module: str) -> None:
     argv = [sys.executable, "-I", "-c", OUTSIDE, module]

@@ -13,6 +13,7 @@ from pathlib import Path
 from credgate.errors import CredgateError
 from credgate.paths import Places, open_private, private_dir
 from credgate.scope import in_scope
+from credgate.thinclient import HINT, refusal
 from jail import fdpass
 
 START = 30.0  # seconds that a daemon may take to say ready
@@ -21,7 +22,6 @@ IDLE = 600.0  # seconds without a run after which it leaves
 KEPT = ("HOME", "USER", "LOGNAME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR")
 KEPT_MORE = ("DBUS_SESSION_BUS_ADDRESS", "CREDENTIALS_DIRECTORY")
 CANNOT = 125
-HINT = "`credgate doctor` says what this host can do; the daemon's log may say more"  # for an error that brings none
 
 
 def connect(places: Places) -> socket.socket | None:
@@ -139,10 +139,3 @@ def ask(sock: socket.socket, body: fdpass.Json) -> fdpass.Json:
     answer = exchange(sock, body)
     answer.close()
     return answer.body
-
-
-def refusal(body: fdpass.Json) -> CredgateError:
-    """The daemon's refusal as an error, never without a hint."""
-    status = body.get("exit")
-    hint = str(body["hint"]) or HINT
-    return CredgateError(str(body["code"]), str(body["detail"]), hint, status if isinstance(status, int) else CANNOT)

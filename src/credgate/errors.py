@@ -1,9 +1,12 @@
 """The one error base of this package, and the one place that prints it."""
 
 import sys
-from typing import TextIO
 
 from credgate.text import escape
+
+TYPE_CHECKING = False  # typing itself costs milliseconds at start
+if TYPE_CHECKING:
+    from typing import TextIO
 
 
 class CredgateError(Exception):
@@ -20,7 +23,7 @@ class CredgateError(Exception):
         self.exit_status = exit_status
 
 
-def print_error(error: CredgateError, stream: TextIO | None = None) -> int:
+def print_error(error: CredgateError, stream: "TextIO | None" = None) -> int:
     """Write `error: ...` and `hint: ...`, a hint a line, control characters escaped; return the exit status."""
     out = sys.stderr if stream is None else stream
     out.write(f"error: {escape(error.detail)}\n")

@@ -5,7 +5,6 @@ program disconnected it and connected to another address of the host's network (
 """
 
 import os
-import socket
 import stat
 
 from credgate.errors import CredgateError
@@ -34,6 +33,8 @@ def check_standard() -> None:
 
 def _is_pair(number: int) -> bool:
     """A connected unix stream: what node and others make in place of a pipe. It can't be connected elsewhere."""
+    import socket  # noqa: PLC0415
+
     with socket.socket(fileno=os.dup(number)) as sock:
         domain, kind = (sock.getsockopt(socket.SOL_SOCKET, option) for option in (SO_DOMAIN, socket.SO_TYPE))
         if (domain, kind) != (socket.AF_UNIX, socket.SOCK_STREAM):

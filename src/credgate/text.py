@@ -1,6 +1,8 @@
 """Text that others wrote, made harmless for a terminal and for a log."""
 
-from collections.abc import Sequence
+TYPE_CHECKING = False  # `credgate run` starts with this, and each module costs
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SHOWN = 5  # names of a list in one line
 
@@ -36,7 +38,7 @@ def cut(text: str, most: int) -> str:
     return kept if kept == text else f"{kept}~cut"
 
 
-def some(names: Sequence[str], count: int = -1) -> str:
+def some(names: "Sequence[str]", count: int = -1) -> str:
     """The first names of a list for one line, and how many more there are of `count` (default: of the list)."""
     shown = names[:SHOWN]
     rest = (len(names) if count < 0 else count) - len(shown)

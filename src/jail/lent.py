@@ -2,7 +2,9 @@
 
 import os
 
-from jail import fdpass
+from jail import thinpass
+
+STOPPED, CONTINUED, EXITED = "stopped", "continued", "exited"  # what pid 1 says of the workload
 
 
 class Lent:
@@ -14,8 +16,8 @@ class Lent:
 
     def __init__(self, ttys: list[int]) -> None:
         """Make both pairs. ttys: which of 0, 1, 2 are the user's terminal, which is lent to nobody."""
-        self.peer, self._theirs = fdpass.pair()
-        self._life, self._waiters = fdpass.pair()
+        self.peer, self._theirs = thinpass.pair()
+        self._life, self._waiters = thinpass.pair()
         self._null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._ttys = ttys
 

@@ -23,6 +23,7 @@ import tty
 
 from jail.answerfilter import AnswerFilter
 from jail.errors import JailError
+from jail.lent import EXITED, STOPPED
 from jail.termfilter import OutputFilter
 
 TYPE_CHECKING = False  # typing itself costs milliseconds at start
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     type Attributes = list[int | list[bytes | int]]
-
-STOPPED, CONTINUED, EXITED = "stopped", "continued", "exited"
 
 BUFFER = 64 << 10  # bytes each way; a full buffer stops the reading, so that a slow side slows the other down
 CHUNK = 512  # bytes a write to a terminal whose description is shared with the shell, and so can't be non-blocking

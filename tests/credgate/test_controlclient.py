@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from credgate import controlclient
-from credgate.controlclient import HINT
+from credgate import controlclient, thinclient
 from credgate.errors import CredgateError
 from credgate.paths import Places
+from credgate.thinclient import HINT
 from jail import fdpass
 
 
@@ -66,7 +66,7 @@ def test_a_refusal_is_raised_with_its_status() -> None:
 
 @pytest.mark.parametrize("status", [None, "126", 1.5])
 def test_a_refusal_without_hint_or_status_gets_both(status: object) -> None:
-    error = controlclient.refusal({"code": "no", "detail": "d", "hint": "", "exit": status})
+    error = thinclient.refusal({"code": "no", "detail": "d", "hint": "", "exit": status})
     assert (error.hint, error.exit_status) == (HINT, 125)
 
 

@@ -12,7 +12,8 @@ import signal
 import sys
 import termios
 
-from jail.relay import CONTINUED, EXITED, STOPPED, Relay
+from jail.lent import CONTINUED, EXITED, STOPPED
+from jail.relay import Relay
 
 WORDS = {b"s": STOPPED, b"c": CONTINUED, b"": EXITED}
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from credgate import controlclient
-from credgate.commands.run import become_user
+from credgate import controlclient, thinclient
+from credgate.becomeuser import become_user
 from credgate.errors import CredgateError, print_error
 from credgate.paths import Places
 from credgate.text import escape
@@ -101,7 +101,7 @@ def _answer(options: argparse.Namespace) -> dict[str, Any]:
         raise CredgateError("prove_failed", "the process that starts the jails died", "this is a fault of credgate")
     answer: dict[str, Any] = json.loads(text)
     if answer.get("ev") != "proved":
-        raise controlclient.refusal(answer)
+        raise thinclient.refusal(answer)
     return answer
 
 

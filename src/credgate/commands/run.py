@@ -1,36 +1,37 @@
 """`credgate run`: start a command in a jail and wait for its end. Standard library only; the daemon thinks."""
 
-import argparse
-import contextlib
-import json
 import os
-import pwd
 import select
-import signal
-import socket
 import sys
 
-from credgate import controlclient, hostlimits
+from credgate import thinclient
 from credgate.errors import CredgateError, print_error
-from credgate.paths import Places
-from credgate.progress import Progress
 from credgate.stdio import check_standard
 from credgate.text import escape
-from jail import childlaunch, fdpass, launcher
+from jail import thinpass
 from jail.errors import JailError
-from jail.lent import Lent
-from jail.relay import CONTINUED, EXITED, STOPPED, Relay
+from jail.lent import CONTINUED, EXITED, STOPPED, Lent
+
+# What else it needs is imported where it is needed: each module costs milliseconds of a run, and a test lists them all.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    import argparse
+
+    from credgate.progress import Progress
+    from jail import launcher
 
 CANNOT = 125
 LAST_WORD = 60.0  # seconds for the daemon to close what belonged to the run
 EXAMPLE = (
     "example:\n  credgate run --role dev -- claude\n  credgate run --policy p.toml -- sh -c 'curl https://api.example'"
 )
-FORWARDED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 EXITS = "exit status: the command's own; 125 refused or failed before its start, 126, 127, 128+n by a signal"
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> "argparse.ArgumentParser":
+    import argparse  # noqa: PLC0415
+
     parser = argparse.ArgumentParser(
         prog="credgate run",
         description="Run CMD in a jail whose only route is the gateway. Flags only narrow what the role allows.",
@@ -61,14 +62,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> int:
     """Parse, become an ordinary user where started by root, run."""
-    parser = _parser()
-    options = parser.parse_args(argv)
+    from credgate import hostlimits  # noqa: PLC0415
+
+    options = plain(argv) or _parser().parse_args(argv, Options())
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
-        parser.print_usage(sys.stderr)
+        _parser().print_usage(sys.stderr)
         return print_error(CredgateError("no_command", "no command given", "credgate run -- CMD", CANNOT))
     try:
         if os.geteuid() == 0:
+            from credgate.becomeuser import become_user  # noqa: PLC0415
+
             become_user(options.user, argv, "run")
         elif options.user:
             raise CredgateError("not_root", "--user is for root alone", "leave it out", CANNOT)
@@ -87,99 +91,62 @@ def main(argv: list[str]) -> int:
         return error.exit_status if isinstance(error, CredgateError) and error.exit_status >= CANNOT else CANNOT
 
 
-def become_user(name: str, argv: list[str], command: str) -> None:
-    """Root starts nothing itself: drop to the named user (or SUDO_UID) with no groups left, and begin anew."""
-    entry = _ordinary(name)
-    _enter_delegated(entry.pw_uid)
-    os.setgroups([])  # before any setns: after it the kernel refuses (measured)
-    os.setresgid(entry.pw_gid, entry.pw_gid, entry.pw_gid)
-    os.setresuid(entry.pw_uid, entry.pw_uid, entry.pw_uid)
-    keep = {key: value for key, value in os.environ.items() if not key.startswith(("SUDO_", "XDG_", "DBUS_"))}
-    env = {**keep, "HOME": entry.pw_dir, "USER": entry.pw_name, "LOGNAME": entry.pw_name}
-    again = [sys.executable, "-I", "-m", "credgate", command, *_without_user(argv)]
-    try:
-        os.execve(sys.executable, again, env)
-    except OSError as error:
-        raise CredgateError(
-            "interpreter_closed",
-            f"{sys.executable}: {entry.pw_name} can't execute it: {error.strerror}",
-            "run scripts/setup as root: it places an interpreter where ordinary users can run it",
-            CANNOT,
-        ) from None
+class Options:
+    """What was asked for on the command line; a flag that was not given has its default here."""
+
+    policy = role = workdir = user = ""
+    read_only = quiet = learn = False
+    status_fd = -1
+
+    def __init__(self) -> None:
+        self.env: list[str] = []
+        self.command: list[str] = []
 
 
-def _enter_delegated(uid: int) -> None:
-    """On cgroup v2 a process moves only below a group of the mover's own: so begin in the one that set-up made.
-
-    See scripts/lib/cgroup.sh.
-    """
-    path = f"/sys/fs/cgroup/credgate/{uid}/launchers/cgroup.procs"
-    if os.path.exists(path):
-        try:
-            with open(path, "w", encoding="ascii") as file:
-                file.write("0")
-        except OSError as error:
-            hint = "run scripts/setup as root again"
-            raise CredgateError("cgroup_closed", f"{path}: {error.strerror}", hint, CANNOT) from None
+VALUES = {"--policy": "policy", "--role": "role", "--workdir": "workdir", "--user": "user"}
+SWITCHES = {"--read-only": "read_only", "--learn": "learn", "-q": "quiet", "--quiet": "quiet"}
 
 
-def _ordinary(name: str) -> pwd.struct_passwd:
-    hint = "credgate run --user NAME -- CMD, or start it with sudo"
-    try:
-        if name:
-            entry = pwd.getpwnam(name)
-        elif os.environ.get("SUDO_UID", "").isdigit():
-            entry = pwd.getpwuid(int(os.environ["SUDO_UID"]))
+def plain(argv: list[str]) -> Options | None:
+    """A command line as it mostly is, read without argparse (11 ms of CPU); None for one that needs that."""
+    options, left = Options(), iter(argv)
+    for word in left:
+        if word == "--" or not word.startswith("-"):
+            options.command = [*left] if word == "--" else [word, *left]
+            return options if options.command[:1] not in ([], ["--"]) else None
+        if word in SWITCHES:
+            setattr(options, SWITCHES[word], True)
+            continue
+        name, equals, value = word.partition("=")
+        value = value if equals else next(left, "")
+        if not value or value.startswith("-"):
+            return None
+        if name == "--env":
+            options.env.append(value)
+        elif name == "--status-fd" and value.isascii() and value.isdecimal():
+            options.status_fd = int(value)
+        elif name in VALUES:
+            setattr(options, VALUES[name], value)
         else:
-            raise CredgateError("root_needs_user", "started by root without --user", hint, CANNOT)
-    except KeyError:
-        raise CredgateError("no_such_user", f"no user {name or os.environ['SUDO_UID']!r}", hint, CANNOT) from None
-    if entry.pw_uid == 0:
-        raise CredgateError("root_needs_user", f"got {entry.pw_name}, expected a user other than root", hint, CANNOT)
-    return entry
-
-
-def _without_user(argv: list[str]) -> list[str]:
-    """The arguments again, without --user: the flag is for root alone, and the second start is not root's."""
-    kept: list[str] = []
-    skip = False
-    for number, word in enumerate(argv):
-        if word == "--" or (not word.startswith("-") and not skip and not _takes_value(argv[number - 1 : number])):
-            return [*kept, *argv[number:]]
-        if skip or word == "--user":
-            skip = not skip
-        elif not word.startswith("--user="):
-            kept.append(word)
-    return kept
-
-
-def _takes_value(before: list[str]) -> bool:
-    return bool(before) and before[0] in (
-        "--policy",
-        "--role",
-        "--workdir",
-        "--env",
-        "--user",
-        "--status-fd",
-        "--record",
-    )
+            return None
+    return None
 
 
 class Launch:
     """One run as its launcher sees it: what the daemon and pid 1 have said so far."""
 
-    def __init__(self, options: argparse.Namespace, command: list[str]) -> None:
+    def __init__(self, options: Options, command: list[str]) -> None:
         self.options, self.command = options, command
-        self.progress = Progress(wanted=not options.quiet)
+        self.progress = _progress(wanted=not options.quiet)
         self.ttys = [number for number in (0, 1, 2) if os.isatty(number)]
         self.id = ""  # of the run, once the daemon has made one
         self.master = -1  # of the jail's terminal
         self.ready = False
         self.refused: CredgateError | None = None
-        self.ended: fdpass.Json = {}
-        self.exited: fdpass.Json = {}
-        self.control: socket.socket | None = None  # None once the daemon's end is closed
-        self.peer: socket.socket | None = None  # pid 1; None once it is gone
+        self.ended: thinpass.Json = {}
+        self.exited: thinpass.Json = {}
+        self.control: _socket.socket | None = None  # None once the daemon's end is closed
+        self.peer: _socket.socket | None = None  # pid 1; None once it is gone
         self.events = select.epoll()
         self.children: list[int] = []  # launchers of child runs, not yet reaped
 
@@ -188,7 +155,7 @@ class Launch:
         self._check_status_fd()
         check_standard()
         self.progress.step("waiting for the gateway daemon")
-        self.control = controlclient.connect_or_start(Places.from_env(os.environ))
+        self.control = thinclient.connect(os.environ)
         self.progress.step("making the jail, and copying what it gets")
         started = self._start(self.control)
         self.progress.step("proving the jail")
@@ -220,7 +187,7 @@ class Launch:
                 CANNOT,
             ) from None
 
-    def _start(self, control: socket.socket) -> launcher.Started | Lent:
+    def _start(self, control: "_socket.socket") -> "launcher.Started | Lent":
         """Lend what the daemon's starter needs; where that can't stand in for us, the answer has what we need."""
         lent = Lent(self.ttys)
         answer = self._ask(control, lent.descriptors())
@@ -228,9 +195,11 @@ class Launch:
             lent.passed_on()
             return lent
         lent.take_back()
+        from jail import launcher  # noqa: PLC0415
+
         return launcher.start(launcher.Handles(answer.fds), self.ttys)
 
-    def _ask(self, control: socket.socket, lent: list[int]) -> fdpass.Received:
+    def _ask(self, control: "_socket.socket", lent: list[int]) -> thinpass.Message:
         body = {
             "argv": self.command,
             "cwd": _cwd(),
@@ -242,19 +211,32 @@ class Launch:
             "env_names": self.options.env,
         }
         payload = os.memfd_create("request", os.MFD_CLOEXEC)
-        os.write(payload, json.dumps(body).encode())
+        os.write(payload, thinpass.dumps(body))
         try:
-            answer = controlclient.exchange(control, {"op": "run.open", "ttys": self.ttys}, [payload, *lent])
+            thinpass.send(control, {"op": "run.open", "ttys": self.ttys}, [payload, *lent])
+        except BrokenPipeError:  # the next message, or its absence, says why
+            pass
         finally:
             os.close(payload)
+        self._prepare()
+        answer = thinclient.answer(control)
         self.id = str(answer.body["run"])
         return answer
+
+    def _prepare(self) -> None:
+        """Load what comes next while the daemon works: on another core that costs nothing."""
+        import signal  # noqa: F401, PLC0415
+
+        if self.ttys:
+            import jail.relay  # noqa: F401, PLC0415
 
     def _until_exit(self) -> None:
         while self.ttys and self.master < 0 and not self._over():
             self.events.poll()
             self.receive()
         if self.master >= 0 and not self._over():
+            from jail.relay import Relay  # noqa: PLC0415
+
             Relay(
                 ttys=self.ttys,
                 master=self.master,
@@ -267,10 +249,12 @@ class Launch:
             self._wait_without_terminal()
 
     def _wait_without_terminal(self) -> None:
+        import signal  # noqa: PLC0415 - loaded while the daemon thought
+
         wake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        for forwarded in FORWARDED:
-            signal.signal(forwarded, lambda _number, _frame: None)
+        for forwarded in ("SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+            signal.signal(getattr(signal, forwarded), lambda _number, _frame: None)
         self.events.register(wake, select.EPOLLIN)
         while not self._over():
             ready = [descriptor for descriptor, _ in self.events.poll()]
@@ -294,8 +278,8 @@ class Launch:
                 return EXITED if self._over() else ""
         return ""
 
-    def _from_pid1(self, peer: socket.socket) -> str:
-        message = controlclient.receive(peer)
+    def _from_pid1(self, peer: "_socket.socket") -> str:
+        message = thinclient.receive(peer)
         if message is None:
             self.events.unregister(peer.fileno())
             self.peer = None
@@ -312,8 +296,8 @@ class Launch:
                 return EXITED
         return ""
 
-    def _from_daemon(self, control: socket.socket) -> None:
-        message = controlclient.receive(control)
+    def _from_daemon(self, control: "_socket.socket") -> None:
+        message = thinclient.receive(control)
         if message is None:
             self.events.unregister(control.fileno())
             self.control = None
@@ -326,12 +310,14 @@ class Launch:
             case "alarm":
                 self._alarm(message.body)
             case "refused":
-                self.refused = controlclient.refusal(message.body)
+                self.refused = thinclient.refusal(message.body)
             case "ended":
                 self.ended = message.body
 
-    def _start_child(self, message: fdpass.Received) -> None:
+    def _start_child(self, message: thinpass.Message) -> None:
         """A program in the jail asked for a child run and the daemon agreed: it starts from here, and dies with us."""
+        from jail import childlaunch  # noqa: PLC0415
+
         try:
             self.children.append(childlaunch.spawn(message.fds))
         except OSError as error:
@@ -340,12 +326,12 @@ class Launch:
             message.close()
         self.children = [pid for pid in self.children if os.waitpid(pid, os.WNOHANG)[0] == 0]
 
-    def _alarm(self, body: fdpass.Json) -> None:
+    def _alarm(self, body: "thinpass.Json") -> None:
         """Said with -q too: the role chose that the user hears of it."""
         what = escape(f"{body['kind']}: {body['detail']} ({body['action']})")
         _say(f"credgate: alarm in run {body['run']}: {what}" + ("\r\n" if 2 in self.ttys else "\n"))
 
-    def _announce(self, body: fdpass.Json) -> None:
+    def _announce(self, body: "thinpass.Json") -> None:
         self.ready = True
         self.progress.done()
         keys = ("run", "pid", "proof", "gateway", "ledger")
@@ -359,10 +345,12 @@ class Launch:
             end = "\r\n" if 2 in self.ttys else "\n"  # the relay has the terminal in raw mode
             _say(line + end)
 
-    def _order(self, body: fdpass.Json) -> None:
+    def _order(self, body: "thinpass.Json") -> None:
         if self.peer is not None:
-            with contextlib.suppress(OSError):  # pid 1 is gone: the next poll says so
-                fdpass.send(self.peer, body)
+            try:
+                thinpass.send(self.peer, body)
+            except OSError:
+                return  # pid 1 is gone: the next poll says so
 
     def _hear_the_end(self) -> None:
         """The daemon confirms the death on its own and closes what belonged to the run; wait for its last word."""
@@ -378,7 +366,7 @@ class Launch:
             return print_error(self.refused)
         status: int
         if not self.ended:
-            where = controlclient.log_file(Places.from_env(os.environ))
+            where = thinclient.log_file(os.environ)
             print_error(
                 CredgateError(
                     "gateway_gone", "the gateway daemon ended; the run was ended with it", f"{where} may say why"
@@ -418,15 +406,37 @@ class Launch:
             for line in told if isinstance(told, list) else ():  # what is indented goes on with the line before
                 _say(("" if str(line).startswith("    ") else "credgate: ") + f"{escape(str(line))}\n")
 
-    def _write_status(self, body: fdpass.Json) -> None:
+    def _write_status(self, body: "thinpass.Json") -> None:
         if self.options.status_fd >= 0:
-            with contextlib.suppress(OSError):  # the reader left, or its disk is full; the run goes on
-                os.write(self.options.status_fd, json.dumps(body).encode() + b"\n")
+            try:
+                os.write(self.options.status_fd, thinpass.dumps(body) + b"\n")
+            except OSError:
+                return  # the reader left, or its disk is full; the run goes on
+
+
+class _Silence:
+    """In place of a Progress that would never be written: its module costs a start milliseconds."""
+
+    def step(self, what: str) -> None:
+        """Nothing."""
+
+    def done(self) -> None:
+        """Nothing."""
+
+
+def _progress(*, wanted: bool) -> "Progress | _Silence":
+    if not (wanted and os.isatty(2)):
+        return _Silence()
+    from credgate.progress import Progress  # noqa: PLC0415
+
+    return Progress(wanted=True)
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody reads our messages; the run goes on
+    try:
         os.write(2, text.encode(errors="backslashreplace"))
+    except OSError:
+        return  # nobody reads our messages; the run goes on
 
 
 def _cwd() -> str:
