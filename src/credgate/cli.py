@@ -47,7 +47,8 @@ def _call(name: str, argv: list[str]) -> int:
     module = importlib.import_module(f"credgate.commands.{name}")
     try:
         result: int = module.main(argv)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by the caller
+            sys.stdout.flush()
     except CredgateError as error:
         return print_error(error)
     except KeyboardInterrupt:  # while nothing else had the terminal: a start that lasts, a listing that is long

@@ -26,6 +26,8 @@ class CredgateError(Exception):
 def print_error(error: CredgateError, stream: "TextIO | None" = None) -> int:
     """Write `error: ...` and `hint: ...`, a hint a line, control characters escaped; return the exit status."""
     out = sys.stderr if stream is None else stream
+    if out is None:  # closed by the caller; the status is all that can be said
+        return error.exit_status
     out.write(f"error: {escape(error.detail)}\n")
     for hint in error.hint.split("\n") if error.hint else ():
         out.write(f"hint: {escape(hint)}\n")

@@ -16,15 +16,16 @@ class Screen:
     def __init__(self, site: Site, argv: Sequence[str | Path]) -> None:
         self._site, self._socket = site, site.home / "tmux"
         words = [str(word) for word in argv]
-        self._tmux("-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "40", "-c", str(site.work), *words)
+        self.tmux("-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "40", "-c", str(site.work), *words)
 
     def __enter__(self) -> "Screen":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._tmux("kill-server", check=False)
+        self.tmux("kill-server", check=False)
 
-    def _tmux(self, *words: str, check: bool = True) -> str:
+    def tmux(self, *words: str, check: bool = True) -> str:
+        """A command of tmux's about this screen; what it prints."""
         argv = self._site.as_user(["tmux", "-S", self._socket, *words])
         env = self._site.environment({"TERM": "xterm-256color"})
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False, cwd="/")
@@ -33,13 +34,13 @@ class Screen:
 
     def shown(self) -> str:
         """What is on the screen, blanks at the ends of lines left out."""
-        return self._tmux("capture-pane", "-p", check=False)
+        return self.tmux("capture-pane", "-p", check=False)
 
     def type(self, text: str) -> None:
         """Type a line, a moment before its Enter: what comes in one piece is taken for pasted, its Enter for text."""
-        self._tmux("send-keys", "-l", text)
+        self.tmux("send-keys", "-l", text)
         time.sleep(1.5)
-        self._tmux("send-keys", "Enter")
+        self.tmux("send-keys", "Enter")
 
     def until(self, *texts: str) -> str:
         """Wait until one of the texts is on the screen; the screen."""
