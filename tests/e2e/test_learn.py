@@ -16,7 +16,7 @@ pytestmark = pytest.mark.needs("userns", "netns", "nftables", "landlock", "secco
 ASK = (
     "for n in 1 2 3; do curl -sS -o /dev/null -w '%{{http_code}} ' https://{host}/items/$n?page=secretvalue; done; "
     "curl -sS -o /dev/null https://new.example.org/feed; curl -sS -o /dev/null http://metadata.google.internal/x; "
-    "curl -sS -o /dev/null https://{host}/'**'; true"
+    "curl -sS -o /dev/null https://{host}/'**'; curl -sS -o /dev/null 'https://{host}/flood?n=[1-60]'; true"
 )
 
 
@@ -36,7 +36,11 @@ def test_a_refusal_becomes_a_rule(site: Site, https_target: Target) -> None:
     run = re.search(r"run (r[0-9a-f]{12})", err)
     assert run is not None
     assert out == "403 403 403 "
-    assert "0 requests allowed, 6 refused" in err
+    assert "0 requests allowed, 66 refused" in err
+    assert f"refused 60 times: GET https://{https_target.host}/flood?n (no_rule), would be allowed by\n" in err
+    counted = [line.get("count", 1) for line in site.ledger(ev="deny", run=run[1], path="/flood")]
+    assert len(counted) < 20  # most of them stand in one line
+    assert sum(counted) == 60
     assert f"refused 3 times: GET https://{https_target.host}/items/*?page (no_rule), would be allowed by\n" in err
     assert '    paths = ["/items/*"]\n    query = { allow = ["page"] }\n' in err
     assert "(metadata): metadata names and addresses stay closed" in err
@@ -50,7 +54,7 @@ def test_a_refusal_becomes_a_rule(site: Site, https_target: Target) -> None:
     found = site.credgate("policy", "learn", run[1], "--policy", policy, "--json")
     proposals = json.loads(found.stdout)["proposals"]
     assert [(p["endpoint"], p["paths"], p["count"]) for p in proposals] == [
-        ("api", ["/items/*"], 3), ("new-example-org", ["/feed"], 1)
+        ("api", ["/flood"], 60), ("api", ["/items/*"], 3), ("new-example-org", ["/feed"], 1)
     ]  # fmt: skip
     assert policy.read_text() == text
 
@@ -60,11 +64,11 @@ def test_a_refusal_becomes_a_rule(site: Site, https_target: Target) -> None:
     assert policy.read_text() == text
     assert https_target.seen() == []  # nothing was allowed beyond the policy
 
-    written = site.credgate("policy", "learn", run[1], "--write", policy, "--only", "1")
+    written = site.credgate("policy", "learn", run[1], "--write", policy, "--only", "2")
     assert written.returncode == 0, written.stderr
     out, err = credgate_run(site, policy, script=ask)
     assert "403" not in out
-    assert "3 requests allowed, 3 refused" in err
+    assert "3 requests allowed, 63 refused" in err
     seen = https_target.seen()
     assert [request.authorization for request in seen] == ["", "", ""]  # no secret goes with a learned rule
 
