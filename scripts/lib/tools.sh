@@ -7,10 +7,18 @@ TEST_PROGRAMS=(
     apache2:apache2-bin squid:squid strace:strace chromium:chromium dbus-daemon:dbus gcc:gcc less:less make:make tmux:tmux top:procps vim.tiny:vim-tiny
 )
 
-missing_test_packages() {
+# Those of the client matrix beside them; a Perl module by where it lies.
+MATRIX_PROGRAMS=(
+    curl:curl git:git javac:default-jdk-headless nginx:nginx-light fcgiwrap:fcgiwrap node:nodejs npm:npm setpriv:util-linux
+    wget:wget ruby:ruby php:php-cli perl:perl go:golang-go
+    /usr/share/perl5/LWP/Protocol/https.pm:liblwp-protocol-https-perl
+)
+
+# missing_packages PROGRAM:PACKAGE...
+missing_packages() {
     local pair PATH=$PATH:/usr/sbin:/sbin
-    for pair in "${TEST_PROGRAMS[@]}"; do
-        type -P "${pair%%:*}" >/dev/null || printf '%s\n' "${pair#*:}"
+    for pair in "$@"; do
+        type -P "${pair%%:*}" >/dev/null || [ -f "${pair%%:*}" ] || printf '%s\n' "${pair#*:}"
     done
 }
 
@@ -155,16 +163,64 @@ install_clients() {
     export CREDGATE_TEST_CLIENTS=$home
 }
 
-install_test_tools() {
+# Generic clients, each laid out as its own installer does it: a virtual environment, bin beside lib/node_modules.
+matrix_home() {
+    local id home
+    id=$({ cat tests/targets/matrix/{requirements.lock,package-lock.json,get.go} && .venv/bin/python -IVV; } | sha256sum)
+    for home in "$CREDGATE_PREFIX/test-matrix" "${XDG_CACHE_HOME:-$HOME/.cache}/credgate/test-matrix"; do
+        home=$home-${id:0:12}
+        if is_root || [ -f "$home/.complete" ]; then break; fi
+    done
+    printf '%s\n' "$home"
+}
+
+install_matrix() {
+    local home npm
+    install_packages "${MATRIX_PROGRAMS[@]}"
+    home=$(matrix_home)
+    if [ ! -f "$home/.complete" ]; then
+        say "installing the clients of the matrix (1.2 GB)"
+        rm -rf -- "$home"
+        mkdir -p "$home/npm" "$home/bin" "$home"/node2{0,4}/bin "$home/node24/lib/node_modules"
+        .venv/bin/python -I -m venv "$home/python"
+        "$home/python/bin/python" -I -m pip --disable-pip-version-check --no-input install -qq --only-binary :all: \
+            --no-deps --require-hashes -r tests/targets/matrix/requirements.lock >&2 ||
+            fail 1 "pip could not install what tests/targets/matrix/requirements.lock names" "its own message is above"
+        cp tests/targets/matrix/package.json tests/targets/matrix/package-lock.json "$home/npm"
+        (cd "$home/npm" && npm ci --silent --ignore-scripts --no-audit --no-fund </dev/null) >&2 ||
+            fail 1 "npm could not install what tests/targets/matrix/package-lock.json names" "its own message is above"
+        npm=$home/npm/node_modules
+        mv "$npm/node20/bin/node" "$home/node20/bin/node"
+        mv "$npm/node24/bin/node" "$home/node24/bin/node"
+        mv "$npm/npm" "$home/node24/lib/node_modules/npm"
+        ln -s ../lib/node_modules/npm/bin/npm-cli.js "$home/node24/bin/npm"
+        mv "$npm/@oven/bun-linux-x64-baseline/bin/bun" "$npm/@deno/linux-x64-glibc/deno" "$npm/@pnpm/exe.linux-x64/pnpm" \
+            "$home/bin"
+        GOCACHE=$home/npm/go GO111MODULE=off CGO_ENABLED=0 go build -o "$home/bin/goget" tests/targets/matrix/get.go >&2 ||
+            fail 1 "go could not build tests/targets/matrix/get.go" "its own message is above"
+        rm -rf -- "$home/npm"
+        chmod -R a+rX "$home"
+        chmod a+x "$home"/bin/* "$home"/node2{0,4}/bin/*
+        touch "$home/.complete"
+    fi
+    export CREDGATE_TEST_MATRIX=$home
+}
+
+# install_packages PROGRAM:PACKAGE...: what is missing of these, by root.
+install_packages() {
     local missing
-    mapfile -t missing < <(missing_test_packages)
+    mapfile -t missing < <(missing_packages "$@")
     if [ "${#missing[@]}" != 0 ]; then
         is_root || fail 3 "the tests need what is not installed: ${missing[*]}" \
             "root has to install it: sudo apt-get install ${missing[*]}, or sudo scripts/test"
         without_starting_services apt_install "${missing[@]}" || exit
-        mapfile -t missing < <(missing_test_packages)
+        mapfile -t missing < <(missing_packages "$@")
         [ "${#missing[@]}" = 0 ] || fail 3 "installed, but still not on PATH: ${missing[*]}"
     fi
+}
+
+install_test_tools() {
+    install_packages "${TEST_PROGRAMS[@]}"
     install_registry
     install_engine
     install_clients

@@ -47,6 +47,13 @@ FIXED = {
     "COPILOT_AUTO_UPDATE": "false",
     "NPM_CONFIG_UPDATE_NOTIFIER": "false",
 }
+# Of an ssh URL that no insteadOf covers git's user would hear "connection refused". The variant: git asks for none.
+NO_SSH = {
+    "GIT_SSH_COMMAND": "sh -c 'for word do case $word in *@*) host=${word#*@} ;; esac; done; "
+    'echo "credgate: ssh has no way out of this jail. To pass: an endpoint with host = \\"${host:-HOST}\\" in the '
+    "role, by which git goes over https.\" >&2; exit 255' ssh",
+    "GIT_SSH_VARIANT": "ssh",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +69,7 @@ class Inside:
     shell: str
     git: tuple[tuple[str, str], ...]  # more of git's configuration
     git_hosts: tuple[str, ...]  # endpoints on 443: git@HOST: becomes https://HOST/
+    ssh: bool  # whether the role has a way out for ssh
 
 
 def build_environment(
@@ -91,10 +99,10 @@ def build_environment(
         **dict.fromkeys(BUNDLE_NAMES, INSIDE_BUNDLE),
         **dict.fromkeys(CA_NAMES, INSIDE_CA),
         **dict.fromkeys(PROXY_NAMES, proxy),
-        "NO_PROXY": NO_PROXY,
-        "no_proxy": NO_PROXY,
+        **dict.fromkeys(("NO_PROXY", "no_proxy"), NO_PROXY),
         **FIXED,
         **_git(inside.git_hosts, inside.git),
+        **({} if inside.ssh else NO_SSH),
         "PATH": ":".join(dict.fromkeys((*inside.path, *SYSTEM_PATH))),
         "HOME": inside.home,
         "USER": inside.user,

@@ -380,4 +380,5 @@ def _inside(policy: Policy, role: Role, person: Person, lent: Lent, network: Net
         shell="/bin/bash" if Path("/bin/bash").exists() else "/bin/sh",
         git=git_beside(hidden=bool(lent.protected.hidden), held=lent.write),
         git_hosts=tuple(hosts),
+        ssh=any(e.listen for e in policy.endpoints_of(role.name)),
     )

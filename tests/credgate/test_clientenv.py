@@ -1,5 +1,6 @@
 """The environment of the command: what the role names, what clients need, and nothing else of the caller's."""
 
+import dataclasses
 import subprocess
 
 import pytest
@@ -18,6 +19,7 @@ INSIDE = Inside(
     shell="/bin/sh",
     git=(),
     git_hosts=("git.acme.example",),
+    ssh=False,
 )
 CALLER = {
     "TERM": "xterm",
@@ -106,3 +108,18 @@ def test_git_reads_its_part_as_meant() -> None:
         "ssh://git@git.acme.example/",
     ]
     assert git("config", "--get-all", "credential.helper")[-1] == ""
+
+
+@pytest.mark.needs("git")
+def test_git_says_why_ssh_goes_nowhere() -> None:
+    def said(env: dict[str, str]) -> str:
+        where = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "GIT_SSH_COMMAND": "sh -c 'echo theirs >&2; exit 255'", **env}
+        asked = ["git", "ls-remote", "git@other.example:a/b"]
+        done = subprocess.run(asked, env=where, capture_output=True, text=True, check=False, cwd="/", timeout=20)
+        assert done.returncode == 128
+        return done.stderr
+
+    assert 'To pass: an endpoint with host = "other.example" in the role' in said(made())
+    assert said(made()).count("credgate:") == 1
+    has_one = build_environment(CALLER, (), (), {}, dataclasses.replace(INSIDE, ssh=True))
+    assert said(has_one).startswith("theirs")  # a role with a port for ssh uses it

@@ -107,3 +107,36 @@ def test_a_refusal_a_missing_secret_a_dead_target_and_its_own_error_are_told_apa
             assert dead.code == "upstream_unreachable"
 
     asyncio.run(main())
+
+
+HOSTILE = 'an endpoint with host = "a\r\nset-cookie: x\0é"'
+
+
+def test_the_reason_phrase_is_the_sentence_and_holds_no_line_end() -> None:
+    """What wget, npm and pnpm show of an answer; what stands in it may come from the jail."""
+    said = Refusal(deny=Deny(reason=Reason.HOST_UNLISTED, message="No.", hint=HOSTILE))
+    assert said.phrase == b'Forbidden: No. To pass: an endpoint with host = "a??set-cookie: x??".'
+    head = said.wire().partition(b"\r\n")[0]
+    assert head == b"HTTP/1.1 403 " + said.phrase
+    longest = Refusal(deny=Deny(reason=Reason.HOST_UNLISTED, message="No.", hint="x" * 9000))
+    assert len(longest.phrase) < 500
+
+
+@pytest.mark.parametrize("agent", [b"git/2.39.5", b"git/2.51.0 (Apple Git)"])
+def test_git_is_told_in_text_which_it_shows(agent: bytes) -> None:
+    plain = Refusal(deny=Deny(reason=Reason.NO_RULE, message="No.", hint="a rule"))
+    told = plain.told_to(agent)
+    assert told.body() == b"credgate: No. To pass: a rule.\n"
+    fields = dict(told.fields(h2=False, close=False))
+    assert fields[b"content-type"].startswith(b"text/plain")
+    assert fields[b"content-length"] == b"%d" % len(told.body())
+    assert (fields[b"credgate-verdict"], told.request_id) == (b"deny", plain.request_id)
+
+
+@pytest.mark.parametrize(
+    "agent", [b"", b"curl/8", b"python-requests/2", b"digit/1", b"GitHub CLI 2.4", b"libgit2 git/1"]
+)
+def test_everybody_else_is_told_in_json(agent: bytes) -> None:
+    told = Refusal(deny=Deny(reason=Reason.NO_RULE, message="No.")).told_to(agent)
+    assert json.loads(told.body())["error"]["code"] == "no_rule"
+    assert dict(told.fields(h2=True, close=False))[b"content-type"] == b"application/json"

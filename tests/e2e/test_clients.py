@@ -165,6 +165,7 @@ def test_git_refused(site: Site, git_target: Target) -> None:
     done = site.run("sh", "-c", GIT)
     assert done.returncode == 128
     assert "403" in done.stderr
+    assert "remote: credgate: The policy does not list this host for this role. To pass:" in done.stderr
     assert git_target.seen() == []
 
 

@@ -30,7 +30,6 @@ from mitmproxy.proxy.layers.http._hooks import HttpErrorHook, HttpRequestHeaders
 from credgate.gateway.exchange import Exchange, attach, exchange_of
 from credgate.gateway.http1 import GateHttp1Client, GateHttp1Server
 from credgate.gateway.http2 import GateHttp2Server, backlog
-from credgate.gateway.refusal import phrase
 from credgate.gateway.websocket import WebSocket
 from rules.reasons import Reason
 
@@ -214,11 +213,11 @@ class GateStream(mitm.HttpStream):
         if refusal is None:
             raise RuntimeError("refused without a reason")  # the handler turns this into the end of the connection
         h2 = self.context.client.alpn == b"h2"
-        status = refusal.deny.status
+        refusal = refusal.told_to(self.flow.request.headers.get("user-agent", "").encode("utf-8", "surrogateescape"))
         response = Response(
             http_version=b"HTTP/2.0" if h2 else b"HTTP/1.1",
-            status_code=status,
-            reason=b"" if h2 else phrase(status),
+            status_code=refusal.deny.status,
+            reason=b"" if h2 else refusal.phrase,
             headers=Headers(refusal.fields(h2=h2, close=self._has_body)),
             content=None,
             trailers=None,

@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rules.reasons import Reason
 from rules.verdict import Deny
@@ -75,9 +75,10 @@ def new_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A Deny with the id under which the ledger has it."""
+    """A Deny with the id under which the ledger has it. `plain`: told as text instead of JSON."""
 
     deny: Deny
+    plain: bool = False
     request_id: str = field(default_factory=new_id)
 
     @property
@@ -85,8 +86,22 @@ class Refusal:
         """Whether the target is at fault, and not what was asked: 502 and 504. Its own 502 has no header of ours."""
         return self.deny.status >= 500
 
+    @property
+    def phrase(self) -> bytes:
+        """The reason phrase of HTTP/1.1: all that wget, npm and pnpm show of an answer (measured)."""
+        told = "".join(
+            c if " " <= c <= "~" else "?" for c in sentence(self.deny)
+        )  # RFC 9112 4; the rest breaks clients
+        return b"%s: %s" % (phrase(self.deny.status), told.encode("ascii"))
+
+    def told_to(self, agent: bytes) -> "Refusal":
+        """The same in the form that a client shows: git prints what is text/plain, and of anything else the status."""
+        return replace(self, plain=True) if agent.startswith(b"git/") else self
+
     def body(self) -> bytes:
-        """The JSON document of the answer."""
+        """The JSON document of the answer, or its sentence alone."""
+        if self.plain:
+            return f"credgate: {sentence(self.deny)}\n".encode()
         error = {
             "type": "credgate_error" if self.failed else "credgate_denied",
             "code": self.deny.reason.value,
@@ -99,7 +114,7 @@ class Refusal:
         """Headers of the answer, lower case as HTTP/2 wants them."""
         fields = [
             (HEADER, b"error" if self.failed else b"deny"),
-            (b"content-type", b"application/json"),
+            (b"content-type", b"text/plain; charset=utf-8" if self.plain else b"application/json"),
             (b"content-length", str(len(self.body())).encode()),
             (b"cache-control", b"no-store"),
         ]
@@ -115,7 +130,7 @@ class Refusal:
 
     def wire(self) -> bytes:
         """The whole answer as HTTP/1.1, after which the connection is closed."""
-        lines = [b"HTTP/1.1 %d %s" % (self.deny.status, phrase(self.deny.status))]
+        lines = [b"HTTP/1.1 %d %s" % (self.deny.status, self.phrase)]
         lines += [name + b": " + value for name, value in self.fields(h2=False, close=True)]
         return b"\r\n".join(lines) + b"\r\n\r\n" + self.body()
 

@@ -7,7 +7,7 @@ from credgate.gateway.framing import Body, Chunked, Counted, Fields, UntilClose,
 from credgate.gateway.head import RequestHead, ResponseHead
 from credgate.gateway.link import Link
 from credgate.gateway.prepared import Spelt, lines_of
-from credgate.gateway.refusal import Refusal, phrase
+from credgate.gateway.refusal import Refusal
 from rules.request import Outgoing, Wire
 
 # Of this hop alone (RFC 9110 7.6.1), or about trailers, which go nowhere: we frame and persist by our own rules.
@@ -121,7 +121,7 @@ def closes(turn: Turn) -> bool:
 
 def refusal_bytes(turn: Turn, refusal: Refusal, *, close: bool) -> bytes:
     """A refusal as the answer to this request."""
-    status = refusal.deny.status
-    lines = [b"HTTP/1.1 %d %s" % (status, phrase(status))]
+    refusal = refusal.told_to(next(iter(values(turn.head.fields, b"user-agent")), b""))
+    lines = [b"HTTP/1.1 %d %s" % (refusal.deny.status, refusal.phrase)]
     lines += [name + b": " + value for name, value in refusal.fields(h2=False, close=close)]
     return b"\r\n".join(lines) + b"\r\n\r\n" + (b"" if turn.head.method == b"HEAD" else refusal.body())
