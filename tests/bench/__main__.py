@@ -19,12 +19,14 @@ from tests.bench import (
     open_inside,
     proof_share,
     request_cpu,
+    workers,
 )
 from tests.bench.figures import Absent, Row, table
 
 BENCHMARKS = {
     "launch": launch.measure,
     "request_cpu": request_cpu.measure,
+    "workers": workers.measure,
     "event_delay": event_delay.measure,
     "bulk": bulk.measure,
     "new_connections": new_connections.measure,

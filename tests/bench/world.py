@@ -23,6 +23,7 @@ HOST, VALUE = "api.bench.test", "sk-bench-0123456789abcdefghijklmnopqrstuv"
 CREDENTIAL = f"Bearer {VALUE}"
 CORES = sorted(os.sched_getaffinity(0))
 PROXY_CORE, CLIENT_CORE = CORES[0], CORES[-1]
+TWO = "credgate, two workers"
 POLICY = """version = 1
 [secret.api]
 source = "keyring:credgate/api"
@@ -125,16 +126,16 @@ def jailed(of: Site, *command: str) -> list[str]:
     return of.as_user([str(BIN / "credgate"), "run", "-q", "--policy", policy, "--", *command])
 
 
-def daemon(of: Site) -> int:
+def daemon(of: Site, workers: int = 1) -> int:
     """The pid of the site's daemon, which is started."""
-    started = of.credgate("gateway", "start")
+    started = of.credgate("gateway", "start", "--workers", str(workers))
     if started.returncode:
         raise RuntimeError(started.stderr)
     return int(json.loads(of.credgate("gateway", "status", "--json").stdout)["pid"])
 
 
 @contextmanager
-def credgate(port: int, ca: Path, address: str = "127.0.0.1") -> Iterator[Contestant]:
+def credgate(port: int, ca: Path, address: str = "127.0.0.1", workers: int = 1) -> Iterator[Contestant]:
     """As installed: a jail, policy, ledger and scrub on. Daemon, resolver, and what waits beside the jail count."""
     with site() as place:
         place.secret("api", VALUE, told=True)
@@ -142,7 +143,7 @@ def credgate(port: int, ca: Path, address: str = "127.0.0.1") -> Iterator[Contes
         place.write("work/load.py", Path(load.__file__).read_text())
         words = [place.python(), "-I", "load.py", HOST, "", "0", "", "env", ""]
         argv = jailed(place, *words)
-        pid = daemon(place)
+        pid = daemon(place, workers)
         with client(argv, env=place.environment(), cwd=place.work) as asking:
             made = Contestant(name="credgate", client=asking)
             made.ask("requests 1 1")
@@ -187,6 +188,8 @@ def contestants(*names: str) -> Iterator[dict[str, Contestant]]:
         )
         made = {"credgate": stack.enter_context(credgate(port, authority.ca))}
         for name in names:
-            if name not in here or here[name]() is not None:
+            if name == TWO:
+                made[name] = stack.enter_context(credgate(port, authority.ca, workers=2))
+            elif name not in here or here[name]() is not None:
                 made[name] = _peer(name, upstream, stack)
         yield made

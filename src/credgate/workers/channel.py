@@ -25,6 +25,7 @@ _ROOM = socket.CMSG_SPACE(MAX_FDS * 4)
 _LENGTH = struct.Struct("<I")
 _MEMFD = _LENGTH.pack(0xFFFF_FFFF)  # the packet's last descriptor holds what it would have
 _PACKETS = 64  # read before others of the loop have their turn
+LATER = 0.005  # seconds
 PATIENCE = 5.0  # seconds that the other side may leave a full socket unread, or a question unanswered
 
 
@@ -50,6 +51,7 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._out: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._due = self._blocked = self.over = False
+        self._timer: asyncio.TimerHandle | None = None
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._next = 0
         self._buffer = bytearray(PACKET + _LENGTH.size)
@@ -65,6 +67,14 @@ class Channel:
         if not self._due:
             self._due = True
             self._loop.call_soon(self._flush)
+
+    def add(self, message: Message) -> None:
+        """Send a message with the next ones, or alone a moment later. A packet costs more than what is in it."""
+        if self.over:
+            return
+        self._out.append((encode(message), ()))
+        if not self._due and self._timer is None:
+            self._timer = self._loop.call_later(LATER, self._flush)
 
     def push(self, message: Message) -> None:
         """Send a message and all before it: when this returns the kernel has them. Raises ChannelError."""
@@ -112,6 +122,9 @@ class Channel:
 
     def _flush(self) -> None:
         self._due = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         while self._out and not self.over:
             data, fds, count = self._packet()
             try:
@@ -224,6 +237,8 @@ class Channel:
         self._loop.remove_reader(self._sock)
         if self._blocked:
             self._loop.remove_writer(self._sock)
+        if self._timer is not None:
+            self._timer.cancel()
         self._sock.close()
         for _, fds in self._out:
             _close(list(fds))

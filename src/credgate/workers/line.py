@@ -118,11 +118,11 @@ class Line:
     # -- lines --------------------------------------------------------------------------------------------------------
 
     def post(self, ev: str, fields: m.Fields, run: Run | None = None) -> None:
-        """Have a line written; it goes with the others of this turn of the loop. Raises LedgerError."""
+        """Have a line written, a moment later. Raises LedgerError."""
         self._check()
         if run is not None:
             self.counted(run)
-        self.channel.post(m.Record(ev, fields))
+        self.channel.add(m.Record(ev, fields))
 
     def push(self, message: m.Message, run: Run | None = None) -> None:
         """Say something that the daemon has when this returns, whatever becomes of this process. Raises LedgerError."""
@@ -147,4 +147,4 @@ class Line:
             now = (level.denied, level.spent.bytes_out)
             if now != (denied, sent):
                 self._said[level.id] = now
-                self.channel.post(m.Counted(level.id, now[0] - denied, now[1] - sent))
+                self.channel.add(m.Counted(level.id, now[0] - denied, now[1] - sent))

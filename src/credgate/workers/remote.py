@@ -33,7 +33,7 @@ class RemoteLedger:
     def append(self, ev: str, numbered: object = None, /, **fields: object) -> int:
         """Have a line written. Raises LedgerError. Returns 0: its number is nobody's business here.
 
-        An outcome may wait for the end of this turn: should this process die first, the daemon writes one. What has no
+        An outcome may wait for some milliseconds: should this process die first, the daemon writes one. What has no
         line to be missed by is with the daemon before this returns.
         """
         if numbered is not None:
