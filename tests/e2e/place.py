@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.conftest import OrdinaryUser
 from tests.e2e.site import BIN, TIMEOUT, Site, make_site
@@ -82,9 +83,9 @@ def wait_for(true: Callable[[], object], what: str, seconds: float = 20.0) -> No
 class Live:
     """A run that was started and has said ready; killed when its block ends, if it has not ended by then."""
 
-    def __init__(self, site: Site, *command: str) -> None:
+    def __init__(self, site: Site, *command: str, **kw: Any) -> None:
         reader, writer = os.pipe()
-        self.process = site.start(*command, flags=["--status-fd", str(writer)], pass_fds=[writer])
+        self.process = site.start(*command, flags=["--status-fd", str(writer)], pass_fds=[writer], **kw)
         os.close(writer)
         self._lines = os.fdopen(reader)
         line = self._lines.readline()

@@ -213,10 +213,12 @@ class Channel:
     def _messages(self, data: memoryview, fds: list[int]) -> None:
         at = 0
         while at < len(data) and not self.over:
-            (length,) = _LENGTH.unpack_from(data, at)
-            at += _LENGTH.size + length
+            begin = at + _LENGTH.size
+            at = begin + int.from_bytes(data[at:begin], "little")
             try:
-                message = self._decoder.decode(data[at - length : at])
+                if at > len(data):
+                    raise msgspec.DecodeError("a packet that is cut")
+                message = self._decoder.decode(data[begin:at])
             except msgspec.MsgspecError as error:
                 _close(fds)
                 self.end(f"it said what it may not: {error}"[:200])
@@ -236,9 +238,11 @@ class Channel:
         self.over = True
         self._loop.remove_reader(self._sock)
         if self._blocked:
+            self._blocked = False
             self._loop.remove_writer(self._sock)
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         self._sock.close()
         for _, fds in self._out:
             _close(list(fds))
