@@ -7,6 +7,7 @@ HTTPS_PROXY, the CA in SSL_CERT_FILE. Commands are lines on stdin (`requests C N
 
 import json
 import os
+import select
 import socket
 import ssl
 import sys
@@ -75,6 +76,8 @@ class Asked:
         return b"GET %s HTTP/1.1\r\n%s%s\r\n" % (path.encode(), self.fields, more)
 
     def linked(self, count: int) -> list[Link]:
+        """That many connections, new ones for those that the other end closed meanwhile."""
+        self.links = [link for link in self.links if not select.select([link.tls], [], [], 0)[0]]
         self.links += [Link(self) for _ in range(count - len(self.links))]
         return self.links[:count]
 

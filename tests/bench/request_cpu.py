@@ -19,6 +19,7 @@ def _rounds(racing: Mapping[str, Contestant], links: int) -> tuple[dict[str, lis
         each.ask(f"requests {links} {NUMBER[name]}")
     for _ in range(ROUNDS):
         for name, each in racing.items():
+            each.ask(f"requests {links} {links}")  # Node closes what was idle for 5 s
             took, told = each.cpu_of(f"requests {links} {NUMBER[name]}")
             cost[name].append(took / NUMBER[name] * MICRO)
             rate[name].append(NUMBER[name] / told["seconds"])
