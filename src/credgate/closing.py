@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from credgate import exitreport
@@ -10,6 +11,7 @@ from credgate.evidence import Evidence
 from credgate.parts import Ending, record_end
 from credgate.peer import wake
 from credgate.refusedsummary import Summary, summary_of
+from credgate.statereturn import Back
 
 if TYPE_CHECKING:
     from credgate.session import Session
@@ -41,13 +43,9 @@ async def close(session: "Session", ending: Ending) -> None:
     seen = await session.evidence(ending)
     with session.going_on("remove what was made in the work tree"):
         session.parts.reserved.drop(session.run.id)
-    left: exitreport.ExitReport | None = None
-    with session.going_on("look for what the host would execute"):
-        if session.ready and session.spec.host_written:
-            left = await asyncio.to_thread(exitreport.exit_report, session.look)
-    copied = await _copied(session) if session.spec.overlay is not None else None
+    left = await _remains(session)
     with session.going_on("record the end"):
-        record_end(session.parts.ledger, session.run, ending, seen, exitreport.fields(left))
+        record_end(session.parts.ledger, session.run, ending, seen, left.fields())
     session.berth.close()
     if session.listener is not None:
         session.listener.close()
@@ -56,8 +54,53 @@ async def close(session: "Session", ending: Ending) -> None:
     with session.going_on("end the berth"):
         await asyncio.to_thread(session.parts.keeper.release, session.berth.id)
     session.parts.claims.drop(session.run.id)
-    await _tell_end(session, ending, seen, left, copied)
+    await _tell_end(session, ending, seen, left)
     session.peer.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Remains:
+    """What a run left behind, on the host and in its copies; None for what there was not to be looked at."""
+
+    files: exitreport.ExitReport | None = None
+    copied: CopyEnd | None = None
+    back: Back | None = None
+
+    def fields(self) -> dict[str, object]:
+        """For the ledger's run.end."""
+        return {**exitreport.fields(self.files), **({} if self.back is None else self.back.fields())}
+
+    def to_json(self) -> dict[str, object]:
+        """For the launcher: `left` are its sentences for people."""
+        body: dict[str, object] = {} if self.files is None else {"files": self.files.to_json()}
+        body |= {} if self.copied is None else {"copy": {"changed": self.copied.changed}}
+        body |= {} if self.back is None else {"state": self.back.to_json()}
+        said = [*([] if self.files is None else self.files.sentences())]
+        said += [] if self.copied is None else [self.copied.sentence()]
+        said += [] if self.back is None else self.back.sentences()
+        return body | ({"left": said} if body else {})
+
+
+async def _remains(session: "Session") -> _Remains:
+    files: exitreport.ExitReport | None = None
+    with session.going_on("look for what the host would execute"):
+        if session.ready and session.spec.host_written:
+            files = await asyncio.to_thread(exitreport.exit_report, session.look)
+    copied = await _copied(session) if session.spec.overlay is not None else None
+    return _Remains(files=files, copied=copied, back=await _back(session) if session.spec.private else None)
+
+
+async def _back(session: "Session") -> Back | None:
+    """What of the agent's own files came back; None where the run never began."""
+    states, run = session.parts.states, session.run.id
+    if not session.ready:
+        with session.going_on("throw the copy of the agent's files away"):
+            await asyncio.to_thread(states.forget, run)
+        return None
+    found: list[Back] = []
+    with session.going_on("bring the agent's files back"):
+        found.append(await asyncio.to_thread(states.finish, run, session.parts.gateway.known.table()))
+    return found[0] if found else Back(run=run, unseen=True)
 
 
 async def _copied(session: "Session") -> CopyEnd | None:
@@ -84,17 +127,14 @@ async def _tell_end(
     session: "Session",
     ending: Ending,
     seen: Evidence,
-    left: exitreport.ExitReport | None,
-    copied: CopyEnd | None,
+    left: _Remains,
 ) -> None:
     refused = await _refused(session)
     body = {"ev": "ended", "run": session.run.id, "status": ending.status, "reason": ending.reason}
-    if left is not None:
-        body |= {"files": left.to_json(), "left": left.sentences()}
-    if copied is not None:
-        body |= {"copy": {"changed": copied.changed}, "left": [copied.sentence()]}
     told = {"requests": session.run.requests(), "seen": seen.sentence(), **seen.to_json()}
-    await session.tell(body | told | {"refused": list(refused.lines), "refusals": list(refused.entries)})
+    await session.tell(
+        body | left.to_json() | told | {"refused": list(refused.lines), "refusals": list(refused.entries)}
+    )
 
 
 async def _confirm_death(session: "Session") -> None:

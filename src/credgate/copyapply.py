@@ -50,6 +50,35 @@ def relative_to(copy: Copy, cwd: str, path: str) -> str:
     return os.path.relpath(whole, tree)
 
 
+def assign(copies: Sequence[Copy], cwd: str, path: str) -> tuple[int, str]:
+    """Which of a run's copies a path of the command line means, and as one of its tree. Raises CopyError."""
+    if len(copies) == 1:
+        return 0, _in_tree(copies[0], cwd, path)
+    for number, copy in enumerate(copies):
+        try:
+            relative = _in_tree(copy, cwd, path)
+        except CopyError:
+            continue
+        if any(c.path == relative or c.path.startswith(f"{relative}/") for c in changes(copy)):
+            return number, relative
+    raise CopyError("path_unchanged", f"{path}: the run changed nothing there", "see `credgate diff`")
+
+
+def _in_tree(copy: Copy, cwd: str, path: str) -> str:
+    """Of an agent's own files the home is what a relative path begins at, as `credgate diff` names them."""
+    return relative_to(copy, cwd if copy.meta.state is None else copy.meta.tree, path)
+
+
+def joined(parts: Sequence[Applied]) -> Applied:
+    """What was done with all copies of a run, as one."""
+    return Applied(
+        taken=tuple(change for part in parts for change in part.taken),
+        left=tuple(pair for part in parts for pair in part.left),
+        apart=tuple(change for part in parts for change in part.apart),
+        whole=all(part.whole for part in parts),
+    )
+
+
 def apply(copy: Copy, paths: Sequence[str]) -> Applied:
     """Take over the paths and what is below them; without any, everything that need not be named.
 
@@ -61,7 +90,7 @@ def apply(copy: Copy, paths: Sequence[str]) -> Applied:
     left: list[tuple[Change, str]] = []
     with Beneath(str(copy.upper)) as upper, opened_tree(copy) as tree:
         for change, step in _steps(chosen):
-            why = change.refused or change.conflict or _tried(step, upper, tree, change)
+            why = change.refused or change.conflict or tried(step, upper, tree, change)
             if why:
                 left.append((change, why))
             else:
@@ -94,7 +123,7 @@ def _steps(chosen: Sequence[Change]) -> list[tuple[Change, _Step]]:
     order += [(c, _delete) for c in sorted(gone, key=lambda c: -depth[id(c)])]
     folders = [c for c in chosen if c.kind is Kind.ADDED and _is_directory(c)]
     order += [(c, _make) for c in sorted(folders, key=lambda c: depth[id(c)])]
-    order += [(c, _put) for c in chosen if c.kind in (Kind.ADDED, Kind.MODIFIED) and not _is_directory(c)]
+    order += [(c, put) for c in chosen if c.kind in (Kind.ADDED, Kind.MODIFIED) and not _is_directory(c)]
     modes = [c for c in chosen if c.kind is Kind.MODE]
     order += [(c, _mode) for c in sorted(modes, key=lambda c: -depth[id(c)])]
     return order
@@ -104,7 +133,7 @@ def _is_directory(change: Change) -> bool:
     return change.after is not None and stat.S_ISDIR(change.after.mode)
 
 
-def _tried(step: _Step, upper: Beneath, tree: Beneath, change: Change) -> str:
+def tried(step: _Step, upper: Beneath, tree: Beneath, change: Change) -> str:
     """Why it could not be done; "" where it was."""
     try:
         step(upper, tree, change)
@@ -144,7 +173,8 @@ def _make(_upper: Beneath, tree: Beneath, change: Change) -> None:
     _chmod(tree, change.path, _after(change).mode & PERMISSIONS | 0o700)
 
 
-def _put(upper: Beneath, tree: Beneath, change: Change) -> None:
+def put(upper: Beneath, tree: Beneath, change: Change) -> None:
+    """A file or a link into its place; a step of `tried`."""
     with tree.parent(change.path) as (folder, name):
         aside = _beside()
         made = -1

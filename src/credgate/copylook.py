@@ -8,12 +8,17 @@ the layer below shows. The jail can set neither by hand, and nothing here rests 
 import errno
 import os
 import stat
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from collections.abc import Mapping
+from dataclasses import replace
 
 from credgate.beneath import Beneath
+from credgate.copychange import Change, Kind, ancestors
 from credgate.copystore import Copy, CopyError, Entry
+from credgate.statelook import before, of_interest
+from credgate.statenotes import notes_of
 from rules.naming import Naming
+
+__all__ = ["CHANGED", "CHUNK", "PERMISSIONS", "Change", "Kind", "ancestors", "changes", "opened_tree"]
 
 ENTRIES = 1_000_000  # of an upper layer
 CHUNK = 1 << 20
@@ -22,38 +27,14 @@ _OPAQUE, _WHITEOUT = "user.overlay.opaque", "user.overlay.whiteout"
 CHANGED = "changed on the host since the run began"
 
 
-class Kind(StrEnum):
-    """What was done to a path."""
-
-    ADDED = "added"
-    MODIFIED = "modified"
-    DELETED = "deleted"
-    MODE = "mode"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One relative path. `before` and `after`: mode and size; `target`: of a link that it becomes.
-
-    naming: why it is taken over only where it is named itself. refused: why it never is. conflict: what of the host's
-    stands against it. "" for none of them.
-    """
-
-    path: str
-    kind: Kind
-    before: Entry | None = None
-    after: Entry | None = None
-    target: str = ""
-    naming: str = ""
-    refused: str = ""
-    conflict: str = ""
-
-
 def changes(copy: Copy) -> list[Change]:
     """Every change, by path; what the host has by now is none. Raises CopyError, PlaceError, OSError."""
-    meta = copy.meta
+    meta, notes = copy.meta, notes_of(copy)
     with Beneath(str(copy.upper)) as upper, opened_tree(copy) as tree:
-        found = _Looking(copy, upper, tree).run()
+        start = copy.start() if notes is None else before(copy, notes, tree)
+        found = _Looking(copy, upper, tree, start).run()
+    if notes is not None:
+        return sorted(of_interest(copy, notes, found), key=lambda c: c.path)
     naming = Naming.of(meta.readonly, meta.hide, meta.show)
     return sorted(
         (replace(c, naming=naming.why(c.path, c.target)) for c in found), key=lambda c: (c.path, c.kind != Kind.DELETED)
@@ -71,9 +52,9 @@ def opened_tree(copy: Copy) -> Beneath:
 
 
 class _Looking:
-    def __init__(self, copy: Copy, upper: Beneath, tree: Beneath) -> None:
+    def __init__(self, copy: Copy, upper: Beneath, tree: Beneath, start: Mapping[str, Entry]) -> None:
         self.upper, self.tree, self.reserved = upper, tree, copy.meta.reserved
-        self.start = copy.start()
+        self.start = start
         self.inside: dict[str, set[str]] = {}
         for path in self.start:
             folder, _, name = path.rpartition("/")
@@ -213,12 +194,6 @@ class _Looking:
             return False
         with os.fdopen(self.upper.regular(change.path), "rb") as file:
             return file.read(len(text) + 1) == text.encode()
-
-
-def ancestors(path: str) -> list[str]:
-    """The directories on the way to a relative path, outer ones first."""
-    parts = path.split("/")
-    return ["/".join(parts[:number]) for number in range(1, len(parts))]
 
 
 def _differs(before: Entry, host: os.stat_result | None) -> str:

@@ -14,13 +14,14 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from credgate.errors import CredgateError
 from credgate.paths import Places, check_private_dir, open_private, read_private
 
 MOST = 2 << 30  # bytes of the list of what was there
 META = 1 << 20
-_RUN = re.compile(r"r[0-9a-f]{12}")
+_RUN = re.compile(r"r[0-9a-f]{12}(?:\.state)?")
 
 
 class CopyError(CredgateError):
@@ -73,6 +74,7 @@ class Meta:
     hide: tuple[str, ...]
     show: tuple[str, ...]
     reserved: Mapping[str, str]  # relative paths; content of a file, "" for a directory
+    state: Mapping[str, Any] | None = None  # of a copy of an agent's own files, as statenotes has it
 
     def dump(self) -> bytes:
         """As its file holds it."""
@@ -121,6 +123,13 @@ def find(places: Places, run: str) -> Copy:
         return Copy(folder=folder, meta=Meta.parse(read_private(folder / "meta", META)))
     except (KeyError, TypeError, ValueError) as error:
         raise CopyError("copy_broken", f"{folder}/meta: {error}", "see what wrote there; then move it away") from None
+
+
+def find_all(places: Places, run: str) -> list[Copy]:
+    """The copies of a run: of its work tree, and of its agent's own files. Raises CopyError where there is neither."""
+    names = [run, f"{run}.state"]
+    found = [find(places, name) for name in names if _RUN.fullmatch(name) and (places.copies / name / "meta").is_file()]
+    return found or [find(places, run)]
 
 
 def listed(places: Places) -> list[Copy]:

@@ -38,7 +38,7 @@ placeholder = {{ env = {env_text}, shape = {shape} }}
 # A role is what one run may use: credgate run -- {command}
 [role.dev]
 agent = "{name}"{pad}# its settings for a first start without questions: docs/agents.md
-bindings = ["{secret}"]
+{state}bindings = ["{secret}"]
 endpoints = []                  # more targets that are reached without a secret
 workdir = "write"               # git's hooks, CI and editor settings in it stay read-only: docs/files.md
 env = ["TERM", "COLORTERM", "LANG", "EDITOR"]
@@ -46,7 +46,7 @@ env = ["TERM", "COLORTERM", "LANG", "EDITOR"]
 
 _ASIDE = """
 # It asks for these too, and does without: {hosts}
-# What it keeps in your home is neither read nor written: {state}
+# What it keeps in your home{but}is neither read nor written: {state}
 """
 
 _ALSO = """
@@ -63,12 +63,19 @@ def policy_for(agent: Agent, packs: Packs) -> str:
     return text
 
 
+def state_line(agent: Agent) -> str:
+    """The role's line about the agent's own files; "" where nothing is known that may come back."""
+    if not agent.private():
+        return ""
+    return 'agent_state = "copy"            # its sessions come back; what you would execute does not: docs/files.md\n'
+
+
 def aside(agent: Agent) -> str:
     """What it asks for beside, and what it keeps, as a comment; "" for nothing."""
     if not agent.side_hosts and not agent.state:
         return ""
     hosts, state = ", ".join(agent.side_hosts) or "nothing", ", ".join(agent.state) or "nothing"
-    return _ASIDE.format(hosts=hosts, state=state)
+    return _ASIDE.format(hosts=hosts, state=state, but=", but for its sessions, " if agent.private() else " ")
 
 
 def _words(agent: Agent, access: Access, packs: Packs) -> Mapping[str, str]:
@@ -78,6 +85,7 @@ def _words(agent: Agent, access: Access, packs: Packs) -> Mapping[str, str]:
         "name": agent.name,
         "pad": " " * max(1, 22 - len(agent.name)),
         "command": agent.commands[0],
+        "state": state_line(agent),
         "secret": access.secret,
         "endpoint": access.endpoint,
         "rules": access.rules,

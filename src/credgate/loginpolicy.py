@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 
-from credgate.firstpolicy import aside
+from credgate.firstpolicy import aside, state_line
 from rules.agents import Access, Agent
 from rules.logins import Login
 from rules.pack_rules import Packs, read_pack
@@ -39,7 +39,7 @@ _ROLE = """
 # A role is what one run may use: credgate run -- {command}
 [role.dev]
 agent = "{name}"
-bindings = {bindings}
+{state}bindings = {bindings}
 endpoints = []                  # more targets that are reached without a secret
 workdir = "write"               # git's hooks, CI and editor settings in it stay read-only: docs/files.md
 env = ["TERM", "COLORTERM", "LANG", "EDITOR"]
@@ -55,7 +55,7 @@ def login_policy(agent: Agent, login: Login, packs: Packs) -> str:
         _mint(agent, login, packs),
         *_endpoints(agent, login, packs),
         *(_binding(name, access) for name, access in zip(names, agent.accesses, strict=True)),
-        _ROLE.format(command=agent.commands[0], name=agent.name, bindings=json.dumps(names)),
+        _ROLE.format(command=agent.commands[0], name=agent.name, state=state_line(agent), bindings=json.dumps(names)),
         aside(agent),
     ]
     return "".join(parts)

@@ -96,6 +96,7 @@ async def open_session(
         parts.claims.drop(run_id)
         parts.reserved.drop(run_id)
         await asyncio.to_thread(parts.copies.forget, run_id)
+        await asyncio.to_thread(parts.states.forget, run_id)
         berth.close()
         if listener is not None:
             listener.close()
@@ -176,6 +177,9 @@ async def _claim(parts: Parts, spec: JailSpec, chosen: Effective, parent: Sessio
     """Take the work tree, and what is reserved in it. Raises CredgateError where another run stands in the way."""
     ancestors = () if parent is None else parent.lineage()  # what a child lends them they have already
     parts.claims.take(spec.run, spec, (chosen.policy.sha256, chosen.role), ancestors)
+    if spec.private:
+        role, known = chosen.policy.roles[chosen.role], parts.gateway.known.table()
+        await asyncio.to_thread(parts.states.take, parts.places, spec, role, known)
     if spec.overlay is not None:
         await asyncio.to_thread(parts.copies.take, parts.places, spec, chosen.policy.roles[chosen.role])
     elif spec.workdir_write:

@@ -15,6 +15,7 @@ from credgate.prepare import Person
 from credgate.reserved import Reserved
 from credgate.runs import Run
 from credgate.stand import StandProcess
+from credgate.states import States
 from credgate.trees import Claims
 from credgate.trust import Trust
 from jail import fdpass
@@ -50,6 +51,7 @@ class Parts:
     reserved: Reserved
     claims: Claims = field(default_factory=Claims)
     copies: Copies = field(default_factory=Copies)
+    states: States = field(default_factory=States)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from credgate import hostsockets
+from credgate import hostsockets, stateenter
 from credgate.clientenv import Inside, build_environment, git_beside
 from credgate.command import CREDENTIALS, Command, Host, find_command
 from credgate.copies import overlay
@@ -305,12 +305,20 @@ def jail_spec(
         overlay=overlay(places, run) if lent.write and role.workdir is Workdir.COPY else None,
         landlock=_landlock(person.home, lent.workdir if lent.write else "", userns=role.allow_userns),
     )
-    return _bounded(_entrusted(spec, trust, trusted), role, network), lent.look
+    return _bounded(_stated(_entrusted(spec, trust, trusted), role, places), role, network), lent.look
 
 
 def _entrusted(spec: JailSpec, trust: Trust, found: Stores) -> JailSpec:
     check = {"denied_name": CHECK_NAME, "bundle": INSIDE_BUNDLE, "bundle_sha256": trust.bundle_sha256}
     return replace(spec, trust=found.mounts, copied=found.copied, check=check)
+
+
+def _stated(spec: JailSpec, role: Role, places: Places) -> JailSpec:
+    """With the private copies of what the role names of the home, and of its agent's own files."""
+    state = stateenter.wanted(role, spec.home, [spec.workdir, *(tree.path for tree in spec.trees)])
+    single = tuple((f"{os.path.realpath(spec.home)}/{name}", f"{spec.home}/{name}") for name in state.files)
+    bound = stateenter.bound(places, spec.run, spec.home, state.directories)
+    return replace(spec, private=bound, copied=(*spec.copied, *single))
 
 
 def _cwd(asked: Asked, lent: Lent) -> str:

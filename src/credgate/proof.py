@@ -163,7 +163,8 @@ def writable(spec: JailSpec) -> frozenset[str]:
     """
     devices = {f"/dev/{name}" for name in DEVICES}
     work = {spec.workdir, *spec.protected.pins} if spec.workdir_write else set()
-    return frozenset({*private_trees(spec.home), "/proc", *devices, *work})
+    kept = {inside for _, inside in spec.private}
+    return frozenset({*private_trees(spec.home), "/proc", *devices, *work, *kept})
 
 
 def overlays(spec: JailSpec) -> dict[str, frozenset[str]]:
@@ -176,6 +177,7 @@ def overlays(spec: JailSpec) -> dict[str, frozenset[str]]:
 
 def protected(spec: JailSpec) -> Iterator[str]:
     """Mount points that must be there: nothing that is protected or hidden was passed over."""
+    yield from (inside for _, inside in spec.private)
     yield from spec.protected.pins
     yield from spec.protected.islands
     yield from (h.path for h in spec.protected.hidden)

@@ -143,6 +143,9 @@ class JailSpec:
     system: tuple[SystemEntry, ...]
     etc: tuple[SystemEntry, ...]  # those of ETC_ALLOWED that exist on this host
     trees: tuple[Tree, ...] = ()  # install trees, tools, read: read-only
+    private: tuple[
+        tuple[str, str], ...
+    ] = ()  # (host path, path inside): of the jail's own, writable, kept when it dies
     links: tuple[tuple[str, str], ...] = ()  # (path inside, target)
     files: tuple[tuple[str, str], ...] = ()  # (path below the home, text): of its user alone, writable
     trust: tuple[tuple[str, str], ...] = ()  # (host path, path inside): bundles and trust stores, read-only
@@ -219,6 +222,7 @@ def mounts(spec: JailSpec) -> list[dict[str, Any]]:
     layers = [_tmpfs("/tmp", 1024, 0o1777), _tmpfs("/var/tmp", 256, 0o1777), _tmpfs("/run", 64, 0o755)]  # noqa: S108 - the jail's
     layers.append(_tmpfs(spec.home, 1024, 0o700))
     binds = [{"op": "bind", "from": t.path, "at": t.path, "write": t.write} for t in _outermost(spec)]
+    binds += [{"op": "bind", "from": host, "at": inside, "write": True} for host, inside in spec.private]
     binds.append(_work_tree(spec))
     ordered = sorted(layers + binds, key=lambda op: len(PurePosixPath(op["at"]).parts))
     return [

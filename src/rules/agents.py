@@ -5,6 +5,7 @@ A seed is text with holes, which are filled when a run begins:
 * {decoy:20}  its last 20 characters
 * {refresh}   the run's decoy of the refresh token, where the profile is one of a login
 * {cwd}       the directory that the agent starts in
+* {project}   its name as agents spell it in their own: everything but letters and digits a dash
 A value is escaped as JSON and TOML both read it, so a hole of either stands between double quotes.
 """
 
@@ -12,6 +13,7 @@ import json
 import re
 from dataclasses import dataclass, field
 
+from rules.agentstate import PROJECT, Data, project_of
 from rules.logins import Login
 
 __all__ = ["Access", "Agent", "Seed", "fill", "needs_decoy", "of_command"]
@@ -72,6 +74,15 @@ class Agent:
     side_hosts: tuple[str, ...] = ()
     least: Least = field(default_factory=Least)
     login: Login | None = None
+    data: tuple[Data, ...] = ()  # what may come back of its own files, and
+    config: tuple[str, ...] = ()  # what the host's agent would follow, and
+    ignore: tuple[str, ...] = ()  # what of that is made anew each time: patterns below the home
+
+    def private(self) -> tuple[str, ...]:
+        """Its directories, below the home, in which there is something of those."""
+        trees = [state.removeprefix("~/") for state in self.state]
+        known = (*(entry.path for entry in self.data), *self.config)
+        return tuple(tree for tree in trees if any(path.startswith(f"{tree}/") for path in known))
 
     def key_names(self) -> frozenset[str]:
         """The variables that it may read its key from."""
@@ -86,6 +97,7 @@ def needs_decoy(agent: Agent) -> bool:
 def fill(text: str, *, decoy: str, cwd: str, refresh: str = "") -> str:
     """Return a seed's text with its holes filled. What is filled in is never read for holes again."""
     place = _quoted(cwd)
+    text = text.replace(PROJECT, project_of(cwd))
 
     def decoys(hole: re.Match[str]) -> str:
         return decoy[-int(hole[1]) :] if hole[1] else decoy

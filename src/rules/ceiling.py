@@ -15,6 +15,7 @@ from rules.intersect import least, least_budget, smaller, sternest
 from rules.mint_refs import same_secret
 from rules.places import key_of
 from rules.policy import (
+    AgentState,
     AllowRule,
     Binding,
     CorporateProxy,
@@ -78,11 +79,18 @@ def _check_role(report: Report, policy: Policy, role: Role, ceiling: Policy, abo
     _check_lists(report, where, role, above)
 
 
-def _check_lists(report: Report, where: str, role: Role, above: Role) -> None:
-    for key, mine, theirs in (("tools", role.tools, above.tools), ("read", role.read, above.read)):
+def _check_trees(report: Report, where: str, role: Role, above: Role) -> None:
+    lists = (("tools", role.tools, above.tools), ("read", role.read, above.read))
+    for key, mine, theirs in (*lists, ("state", role.state, (*above.state, *above.read))):
         for path in mine:
             if not any(_below(path, outer) for outer in theirs):
                 report.add(f"{where}.{key}", f"{show(path)} is in none of the ceiling's {key}", _HINT)
+
+
+def _check_lists(report: Report, where: str, role: Role, above: Role) -> None:
+    _check_trees(report, where, role, above)
+    if role.agent_state is not AgentState.FRESH and above.agent_state is AgentState.FRESH:
+        report.add(f"{where}.agent_state", f'got "copy", the ceiling\'s role {above.name} has "fresh"', _HINT)
     for path in role.show:
         if path not in above.show:
             report.add(f"{where}.show", f"{show(path)} is not in the ceiling's show", _HINT)

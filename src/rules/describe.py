@@ -151,13 +151,13 @@ def _proxy(proxy: CorporateProxy) -> str:
 
 def _lists(role: Role) -> tuple[tuple[str, tuple[str, ...]], ...]:
     files = (("readonly", role.readonly), ("hide", role.hide), ("show", role.show))
-    return (("tools", role.tools), ("read", role.read), *files, ("env", role.env))
+    return (("tools", role.tools), ("read", role.read), ("state", role.state), *files, ("env", role.env))
 
 
 def _jail(role: Role) -> Iterator[str]:
     yield f"work tree: {role.workdir}"
     if role.agent is not None:
-        yield f"agent: {role.agent.name}"
+        yield f"agent: {role.agent.name}, its own files {role.agent_state}"
     for key, values in _lists(role):
         for value in values:
             yield f"{key}: {value}"

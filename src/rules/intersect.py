@@ -9,7 +9,7 @@ however the endpoints of the two overlap.
 from dataclasses import fields, replace
 
 from rules.covers import covers_tree
-from rules.policy import Budget, Limits, OnAlarm, Policy, Role, Workdir, reached_by
+from rules.policy import AgentState, Budget, Limits, OnAlarm, Policy, Role, Workdir, reached_by
 
 __all__ = ["child_policy", "intersect", "least"]
 
@@ -51,8 +51,16 @@ def intersect(child: Role, parent: Role, policy: Policy) -> Role:
         budget=least_budget(child.budget, parent.budget),
         on_alarm=sternest(child.on_alarm, parent.on_alarm),
         agent=child.agent,
+        agent_state=_agent_state(child, parent),
+        state=_paths(child.state, parent.state),
         route=child.route,  # where the parent's leads elsewhere the two roles don't both allow, and it is refused
     )
+
+
+def _agent_state(child: Role, parent: Role) -> AgentState:
+    """Another agent's files are not the parent's to lend."""
+    same = child.agent == parent.agent and child.agent_state == parent.agent_state
+    return child.agent_state if same else AgentState.FRESH
 
 
 def least(one: Limits, other: Limits) -> Limits:

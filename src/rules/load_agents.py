@@ -10,13 +10,14 @@ from rules.envnames import refused
 from rules.hosts import HostError, HostPattern
 from rules.load_bindings import claims_of
 from rules.load_logins import load_login
+from rules.load_states import STATE_KEYS, load_data, load_patterns
 from rules.placeholders import ShapeError, check_shape
 from rules.problems import RulesError
 from rules.tables import Report, Table, closest, is_name, show
 
 __all__ = ["AGENT_KEYS", "AgentError", "load_agents", "read_agent"]
 
-AGENT_KEYS = ("about", "commands", "env", "seed", "access", "state", "side_hosts", "limits", "login")
+AGENT_KEYS = ("about", "commands", "env", "seed", "access", "state", "side_hosts", "limits", "login", *STATE_KEYS)
 _SHIPPED = ("agent", "source")
 _LEAST_KEYS = ("memory", "processes", "open_files")
 _ACCESS_KEYS = ("secret", "endpoint", "rules", "place", "format", "env", "shape", "claims")
@@ -67,6 +68,9 @@ def _agent(name: str, table: Table) -> Agent:
         side_hosts=_hosts(table),
         least=_least(table.table("limits", known=_LEAST_KEYS)),
         login=login,
+        data=load_data(table),
+        config=load_patterns(table, "config"),
+        ignore=load_patterns(table, "ignore"),
     )
 
 

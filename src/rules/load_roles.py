@@ -7,7 +7,7 @@ from rules.agents import Agent
 from rules.envnames import credential_value, refused
 from rules.load_agents import agent_of
 from rules.parse import METHODS
-from rules.policy import Budget, Limits, OnAlarm, Role, TestCase, Workdir
+from rules.policy import AgentState, Budget, Limits, OnAlarm, Role, TestCase, Workdir
 from rules.reasons import Reason
 from rules.tables import Table, closest, show
 from rules.treenames import TreePattern, TreePatternError
@@ -15,9 +15,9 @@ from rules.treenames import TreePattern, TreePatternError
 ROLE_KEYS = (
     *("bindings", "endpoints", "workdir", "tools", "read", "env", "deadline", "limits", "on_alarm"),
     *("allow_debug", "allow_userns", "publish", "children", "budget", "route"),
-    *("readonly", "hide", "show", "agent"),
+    *("readonly", "hide", "show", "agent", "agent_state", "state"),
 )
-ROLE_LATER = ("state", "approve")
+ROLE_LATER = ("approve",)
 _FIRST_FREE, _LAST_PORT, _MAX_PUBLISHED = 1024, 65535, 16
 LIMIT_KEYS = ("memory", "processes", "open_files", "cpu", "file_size")
 TEST_KEYS = ("role", "method", "url", "body", "verdict", "reason", "rule")
@@ -55,7 +55,29 @@ def _role(name: str, table: Table, agents: Mapping[str, Agent]) -> Role:
         on_alarm=table.choice("on_alarm", OnAlarm, OnAlarm.NOTIFY),
         route=table.text("route", "default"),
         agent=agent,
+        agent_state=_agent_state(table, agent),
+        state=_state(table),
     )
+
+
+def _agent_state(table: Table, agent: Agent | None) -> AgentState:
+    chosen = table.choice("agent_state", AgentState, AgentState.FRESH)
+    if chosen is AgentState.COPY and (agent is None or not agent.private()):
+        who = "no agent" if agent is None else f"{agent.name}, of whose files nothing is known to come back"
+        table.fault("agent_state", f'got "copy" with {who}', "take it out")
+    return chosen
+
+
+def _state(table: Table) -> tuple[str, ...]:
+    """Below the home alone, where the copy goes; none below another."""
+    paths = _paths(table, "state")
+    for i, path in enumerate(paths):
+        where = f"{table.at('state')}[{i}]"
+        if not path.startswith("~/"):
+            table.report.add(where, f"got {show(path)}, expected a path below the home", 'as in "~/.config/gh"')
+        elif any(other != path and f"{path}/".startswith(f"{other.rstrip('/')}/") for other in paths):
+            table.report.add(where, f"{show(path)} lies below another", "take one out")
+    return tuple(path.rstrip("/") for path in paths)
 
 
 def _enough(table: Table, agent: Agent, limits: Limits) -> None:

@@ -283,6 +283,13 @@ class Limits:
     file_size: int = 8 << 30
 
 
+class AgentState(StrEnum):
+    """What the jail has of the agent's own files. copy: the profile's data, which comes back; the rest as if fresh."""
+
+    FRESH = "fresh"
+    COPY = "copy"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
     """What a run may use. Paths are as written ("~" not expanded)."""
@@ -307,6 +314,8 @@ class Role:
     on_alarm: OnAlarm = OnAlarm.NOTIFY
     route: str = "default"  # which way its requests go at an endpoint with several targets
     agent: Agent | None = None  # whose variables and first files the jail has
+    agent_state: AgentState = AgentState.FRESH
+    state: tuple[str, ...] = ()  # directories and files below the home, as written: a private copy in the jail
     within: tuple[str, ...] = ()  # roles of the same policy that must allow each request too; set by rules.intersect
 
     def switches(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ tight the jail is, but hold nothing that reaches for the user's secrets, files, 
 from collections.abc import Iterator
 
 from rules.addresses import AddressClass, classify
-from rules.policy import Endpoint, Policy, Role
+from rules.policy import AgentState, Endpoint, Policy, Role
 from rules.problems import PolicyError, Problem
 from rules.tables import join
 
@@ -53,6 +53,8 @@ def _role(role: Role) -> Iterator[tuple[str, str]]:
     where = join("role", role.name)
     if role.agent is not None:
         yield f"{where}.agent", "say what is written into the home"
+    if role.state or role.agent_state is not AgentState.FRESH:
+        yield f"{where}.{'state' if role.state else 'agent_state'}", "copy files of the home"
     if role.read:
         yield f"{where}.read", "bind files of the host"
     if role.tools:

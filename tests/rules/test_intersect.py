@@ -187,7 +187,7 @@ def vars_of(policy: Policy) -> dict[str, object]:
 def test_every_field_of_a_role_is_thought_of() -> None:
     """A right that is added to Role and forgotten in intersect fails here: it has to be one of these."""
     known = "name bindings endpoints workdir tools read env allow_debug allow_userns children deadline limits within"
-    more = "budget on_alarm publish route readonly hide show agent"
+    more = "budget on_alarm publish route readonly hide show agent state agent_state"
     assert {f.name for f in fields(Role)} == {*known.split(), *more.split()}
 
 

@@ -42,6 +42,7 @@ def test_what_reaches_for_nothing_of_the_user_passes() -> None:
         (HARMLESS.replace('"93.184.215.14"', '"10.0.0.0/8"'), ["endpoint.e.address"]),
         (HARMLESS + 'read = ["~/.ssh/config"]\n', ["role.r.read"]),
         (HARMLESS + 'tools = ["~/bin"]\n', ["role.r.tools"]),
+        (HARMLESS + 'state = ["~/.config/gh"]\n', ["role.r.state"]),
         (HARMLESS + 'show = [".env"]\n', ["role.r.show"]),
         (HARMLESS + "publish = [3000]\n", ["role.r.publish"]),
         (HARMLESS.replace("[endpoint.e]", '[proxy.p]\nhost = "p.example.org"\nport = 1\n[endpoint.e]'), ["proxy.p"]),

@@ -10,13 +10,15 @@ from credgate.copylook import Change, changes, opened_tree
 from credgate.copystore import Copy
 from credgate.errors import CredgateError, print_error
 from credgate.paths import Places
+from credgate.text import escape
 
 
 def main(argv: list[str]) -> int:
     """Exit status: 0 shown, 1 no such copy, or its run has not ended."""
     parser = argparse.ArgumentParser(
         prog="credgate diff",
-        description='What a run with `workdir = "copy"` changed. A added, M modified, D deleted, P permissions.',
+        description="What a run changed in its copy of the work tree, and of its agent's own files what was not taken. "
+        "A added, M modified, D deleted, P permissions.",
         epilog="example: credgate diff r0123456789ab",
     )
     parser.add_argument("run", metavar="RUN", help="as the end of the run and `credgate ps` name it")
@@ -24,14 +26,16 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     try:
-        copy = copystore.find(Places.from_env(os.environ), options.run)
-        with copystore.locked(copy):
-            found = changes(copy)
-            if options.json:
-                told = [copytext.as_json(change) for change in found]
-                print(json.dumps({"run": copy.meta.run, "workdir": copy.meta.tree, "changes": told}))
-                return 0
-            _show(copy, found, contents=not options.stat)
+        told: dict[str, object] = {}
+        for copy in copystore.find_all(Places.from_env(os.environ), options.run):
+            with copystore.locked(copy):
+                found = changes(copy)
+                if options.json:
+                    told |= _as_json(copy, found)
+                else:
+                    _show(copy, found, contents=not options.stat)
+        if options.json:
+            print(json.dumps(told))
     except CredgateError as error:
         return print_error(error)
     except OSError as error:
@@ -39,7 +43,16 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _as_json(copy: Copy, found: list[Change]) -> dict[str, object]:
+    told = [copytext.as_json(change) for change in found]
+    if copy.meta.state is None:
+        return {"run": copy.meta.run, "workdir": copy.meta.tree, "changes": told}
+    return {"run": copy.meta.run, "home": copy.meta.tree, "state": told}
+
+
 def _show(copy: Copy, found: list[Change], *, contents: bool) -> None:
+    if copy.meta.state is not None:
+        print(f"# of the agent's own files, below {escape(copy.meta.tree)}:")
     with Beneath(str(copy.upper)) as upper, opened_tree(copy) as tree:
         for change in found:
             print(copytext.line(change))

@@ -26,8 +26,9 @@ def main(argv: list[str]) -> int:
     except CredgateError as error:
         return print_error(error)
     if options.json:
-        copies = [{"run": meta.run, "workdir": meta.tree, "role": meta.role} for meta in kept]
-        print(json.dumps({"runs": runs, "copies": copies}))
+        copies = [{"run": m.run, "workdir": m.tree, "role": m.role} for m in kept if m.state is None]
+        states = [{"run": m.run, "home": m.tree, "role": m.role} for m in kept if m.state is not None]
+        print(json.dumps({"runs": runs, "copies": copies, "states": states}))
         return 0
     print(f"{'RUN':<14} {'ROLE':<12} {'ALLOW':>6} {'DENY':>6} {'OFF ROUTE':>9} {'REFUSED':>7}  WORK TREE")
     for run in runs:
@@ -35,7 +36,8 @@ def main(argv: list[str]) -> int:
     live = {run["run"] for run in runs}
     for meta in kept:
         if meta.run not in live:
-            print(f"{meta.run}: ended, its copy of {escape(meta.tree)} is kept: credgate diff, apply or discard it")
+            what = f"its copy of {escape(meta.tree)}" if meta.state is None else "what it changed of its agent's files"
+            print(f"{meta.run}: ended, {what} is kept: credgate diff, apply or discard it")
     return 0
 
 

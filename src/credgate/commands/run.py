@@ -378,7 +378,7 @@ class Launch:
         if self.ready:
             # null where it could not be read, or the daemon is gone: that is not zero
             keys: tuple[str, ...] = ("off_route", "counters", "filter_kills", "files", "refusals")
-            keys = (*keys, "copy") if "copy" in self.ended else keys
+            keys = (*keys, *(key for key in ("copy", "state") if key in self.ended))
             counts = {"requests": self.ended.get("requests", {}), **{key: self.ended.get(key) for key in keys}}
             self._write_status({"event": "exit", "run": self.id, "status": status, "reason": reason} | counts)
         if self.ended and reason not in ("exited", "signaled"):

@@ -130,6 +130,8 @@ FIELDS: Mapping[str, Kind] = {
     "runs_asked_count": Number(),
     "runs_unasked": Texts(count=12, cap=96),  # of run.end: those that it executes unasked
     "runs_unasked_count": Number(),
+    "state_back": Number(),  # of run.end: files of the agent's own that came back
+    "state_kept": Number(),  # of run.end: those that did not, and wait for a word
     "scheme": Text(cap=16),
     "seccomp_sha256": Text(),  # of run.start: the filter's bytes
     "secret": Text(),  # its name
