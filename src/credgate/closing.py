@@ -10,6 +10,7 @@ from credgate.copies import CopyEnd
 from credgate.evidence import Evidence
 from credgate.parts import Ending, record_end
 from credgate.peer import wake
+from credgate.policyfile import Origin
 from credgate.refusedsummary import Summary, summary_of
 from credgate.statereturn import Back
 
@@ -120,7 +121,8 @@ async def _refused(session: "Session") -> Summary:
     run = session.run
     if not session.ready or run.denied <= run.unasked:
         return Summary()
-    return await asyncio.to_thread(summary_of, session.parts.places, run, run.since)
+    named = str(session.chosen.path) if session.chosen.origin is Origin.FLAG else ""
+    return await asyncio.to_thread(summary_of, session.parts.places, run, named)
 
 
 async def _tell_end(

@@ -46,14 +46,15 @@ class Refusals:
         return sum(asked.count for asked in self.asked) + self.beyond
 
 
-def refusals_of(directory: Path, run: str, since: int = 0) -> Refusals:
+def refusals_of(directory: Path, run: str, since: int = 0, most: int = 0) -> Refusals:
     """Read the refusals of a run. `since`: a seq before which there is nothing of it; older segments are left out.
+    `most`: lines that are read, 0 for all; the refusals of those behind are counted, as one a line.
 
     Raises RunUnknown, CredgateError where the ledger can't be read.
     """
     if not RUN.fullmatch(run):
         raise RunUnknown("run_unknown", f"got run {run!r}, expected an id as `credgate log show` has it", "", 2)
-    found = _Found(Refusals(run=run))
+    found = _Found(Refusals(run=run), most)
     try:
         for line in _lines(directory, run, since):
             found.take(line)
@@ -101,14 +102,17 @@ class _Kind:
 class _Found:
     """Gathers the kinds while lines come."""
 
-    def __init__(self, refusals: Refusals) -> None:
-        self.refusals = refusals
+    def __init__(self, refusals: Refusals, most: int) -> None:
+        self.refusals, self._most = refusals, most
         self.lines = 0
         self._kinds: dict[tuple[object, ...], _Kind] = {}
         self._names: dict[str, _Kind] = {}
 
     def take(self, line: bytes) -> None:
         """One line that names the run, which may also be what the jail wrote into a field."""
+        if self._most and self.lines >= self._most:
+            self.refusals.beyond += b'"ev":"deny"' in line
+            return
         try:
             record = parse_line(line)
         except LineFault:

@@ -1,6 +1,7 @@
 """At a run's end: what was refused most, and the rule that would allow it, or why none does."""
 
 import logging
+import shlex
 from dataclasses import dataclass
 
 from credgate.errors import CredgateError
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 
 SHOWN = 5
 LONGEST = 400  # bytes of a line that names a request: all of them go into one message of the control socket
+LINES = 20_000  # of the ledger that are read: a second of CPU, while the launcher waits
 PASTED = 1500  # characters of a rule that is shown at once
 
 
@@ -30,18 +32,18 @@ class Summary:
     entries: tuple[dict[str, object], ...] = ()
 
 
-def summary_of(places: Places, run: Run, since: int) -> Summary:
-    """Read what was refused since the record `since`, which is the run's own start. Raises nothing of the ledger's."""
+def summary_of(places: Places, run: Run, policy: str) -> Summary:
+    """Read what was refused. `policy`: the file, where the caller named one. Raises nothing of the ledger's making."""
     try:
-        refusals = refusals_of(places.ledger, run.id, since)
+        refusals = refusals_of(places.ledger, run.id, run.since, LINES)
         learned = learn(run.policy, run.role, refusals.asked, known_hosts(shipped_packs()))
     except (CredgateError, RulesError) as error:
         log.error("run %s: no summary of what was refused: %s", run.id, error)
         return Summary(lines=(f"what was refused can't be listed; see: credgate log show --run {run.id}",))
-    return summarised(run.id, run.role, refusals, learned)
+    return summarised(run.role, refusals, learned, policy)
 
 
-def summarised(run: str, role: str, refusals: Refusals, learned: Learned) -> Summary:
+def summarised(role: str, refusals: Refusals, learned: Learned, policy: str = "") -> Summary:
     """The most frequent ones, whether or not a rule is proposed for them."""
     ranked: list[Proposal | Told] = sorted([*learned.proposals, *learned.told], key=lambda each: -each.count)
     shown = ranked[:SHOWN]
@@ -51,7 +53,8 @@ def summarised(run: str, role: str, refusals: Refusals, learned: Learned) -> Sum
     if rest or refusals.beyond:
         lines.append(f"and {rest} more kinds of refusals" + (f", and {refusals.beyond} beyond" * bool(refusals.beyond)))
     if learned.proposals:
-        lines.append(f"one by one, and to write them into the policy: credgate policy learn {run}")
+        named = f" --policy {shlex.quote(cut(policy, LONGEST))}" if policy else ""
+        lines.append(f"one by one, and to write them into the policy: credgate policy learn {refusals.run}{named}")
     return Summary(lines=tuple(lines), entries=tuple(_to_json(each) for each in shown))
 
 

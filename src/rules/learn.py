@@ -26,6 +26,7 @@ from rules.verdict import Allow, Deny
 __all__ = ["applied", "learn"]
 
 PATHS = 32  # proposals for one target; what asks for more is better written by hand
+TARGETS = 32  # those most asked for; each new endpoint makes the next trial slower
 QUERY = 32  # names of one rule
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.$:@\[\]~-]{1,64}")  # of a parameter: what TOML and a person read in one way
 _BY_DENY = "a pack that knows this host denies it: it makes a credential, or hides what it does"
@@ -51,7 +52,11 @@ def learn(policy: Policy, role: str, asked: Iterable[Asked], known: Mapping[tupl
     for each in sorted(found.fit, key=lambda a: -a.count):
         groups.setdefault((each.scheme, each.host, each.port), []).append(each)
     proposals: list[Proposal] = []
-    for group in groups.values():
+    ranked = sorted(groups.values(), key=lambda group: -sum(each.count for each in group))
+    for number, group in enumerate(ranked):
+        if number >= TARGETS:
+            found.tell(group, f"more than {TARGETS} hosts were asked for: write an endpoint for it by hand")
+            continue
         made = _of_target(policy, role, group, find_known(known, group[0].host), found)
         policy = applied(policy, role, made)
         proposals += made

@@ -90,6 +90,8 @@ class Target:
         if bindings:
             names = " or ".join(bindings)
             yield f'no secret goes with it; to send one, add "{rule}" to the rules of binding {names} by hand'
+            if decoys := " or ".join(b for b in bindings if self.policy.bindings[b].placeholder):
+                yield f"a request that holds the placeholder of {decoys} stays refused until then, with an alarm"
         elif self.new:
             yield "no secret goes there, and the client's own credentials are taken out"
         others = [e.name for e in self.policy.endpoints.values() if self.new and e.host.matches(asked[0].host)]

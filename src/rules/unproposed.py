@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from rules.reasons import Reason
 
-__all__ = ["PROPOSABLE", "why_not"]
+__all__ = ["PROPOSABLE", "WHY", "why_not"]
 
 # A rule may let these pass, if what the ledger keeps of the request is enough to write it.
 PROPOSABLE = frozenset(
@@ -16,7 +16,7 @@ _LIMIT = "a bound of the role or the binding, not a rule"
 _TARGET = "no rule is missing: the target could not be had"
 _PLACE = "no rule is missing: see where the secret or its placeholder belongs"
 
-_WHY: Mapping[Reason, str] = {
+WHY: Mapping[Reason, str] = {
     Reason.MALFORMED: _NOTHING,
     Reason.HOST_INVALID: _NOTHING,
     Reason.ADDRESS_LITERAL: "addresses are never rules; use the name of the host",
@@ -56,10 +56,11 @@ _WHY: Mapping[Reason, str] = {
     Reason.RATE_EXCEEDED: _LIMIT,
     Reason.BUDGET_EXHAUSTED: _LIMIT,
     Reason.LEDGER_UNAVAILABLE: "the ledger could not be written",
+    Reason.WORKER_DIED: "a fault of our own",
     Reason.INTERNAL: "a fault of our own",
 }
 
 
 def why_not(reason: str) -> str:
     """The sentence for a code of the ledger; one for codes of another version."""
-    return _WHY[Reason(reason)] if reason in {r.value for r in Reason} else _NOTHING
+    return next((why for known, why in WHY.items() if known == reason), _NOTHING)

@@ -9,10 +9,10 @@ from credgate.gateway.floods import LINES, Floods
 from credgate.ledger.settings import Settings
 from credgate.ledger.writer import Ledger
 from credgate.prepare import CHECK_NAME
-from credgate.refusals import OWN, Refusals, RunUnknown, refusals_of
+from credgate.refusals import KINDS, OWN, Refusals, RunUnknown, refusals_of
 from credgate.refusedsummary import SHOWN, summarised
 from rules.asked import Asked
-from rules.learn import learn
+from rules.learn import PATHS, TARGETS, learn
 from rules.packhosts import known_hosts
 from tests.rules.policies import PACKS, load
 
@@ -104,6 +104,26 @@ def test_a_large_ledger_is_searched_and_not_parsed(tmp_path: Path) -> None:
     assert time.process_time() - began < 2.0  # 0.1 s measured
 
 
+def test_of_a_run_without_end_the_first_lines_are_read_and_the_others_counted(tmp_path: Path) -> None:
+    with Ledger.open(tmp_path / "l") as ledger:
+        for number in range(30):
+            deny(ledger, path=f"/{number}x")
+    found = refusals_of(tmp_path / "l", RUN, most=10)
+    assert (len(found.asked), found.beyond, found.count) == (10, 20, 30)
+    assert refusals_of(tmp_path / "l", RUN).beyond == 0
+
+
+def test_a_hostile_run_costs_a_bounded_time() -> None:
+    """As many kinds as are kept apart, each of another host or path: this is done while a launcher waits."""
+    asked = [one(host=f"h{n}.example.org", reason="host_unlisted") for n in range(KINDS // 2)]
+    asked += [one(path=f"/w{'x' * (n % 50)}y{n}z") for n in range(KINDS // 2)]
+    began = time.process_time()
+    learned = learn(POLICY, "dev", asked, known_hosts(PACKS))
+    assert time.process_time() - began < 10.0  # 1.2 s measured
+    assert len(learned.proposals) == TARGETS - 1 + PATHS
+    assert sum(told.count for told in learned.told) == KINDS - len(learned.proposals)
+
+
 # the summary
 
 POLICY = load(
@@ -115,7 +135,7 @@ POLICY = load(
 def summary(*asked: Asked, beyond: int = 0) -> str:
     refusals = Refusals(run=RUN, asked=list(asked), beyond=beyond)
     learned = learn(POLICY, "dev", asked, known_hosts(PACKS))
-    return "\n".join(summarised(RUN, "dev", refusals, learned).lines)
+    return "\n".join(summarised("dev", refusals, learned).lines)
 
 
 def one(host: str = "api.example", path: str = "/a", count: int = 1, reason: str = "no_rule") -> Asked:

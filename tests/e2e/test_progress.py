@@ -57,8 +57,9 @@ class Started:
 
 @contextmanager
 def held(site: Site) -> Iterator[None]:
-    """Hold the lock under which a daemon is started, as another first run would."""
-    assert site.run("true").returncode == 0  # a daemon is up: what follows is slow by the lock alone
+    """Have no daemon, and hold the lock under which one is started, as another first run would."""
+    assert site.run("true").returncode == 0
+    assert site.credgate("gateway", "stop").returncode == 0
     with (site.state / "run/start.lock").open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -13,10 +13,11 @@ from rules.idsegments import is_id, patterns
 from rules.learn import applied, learn
 from rules.learn_toml import document, quoted, told_lines
 from rules.packhosts import known_hosts
+from rules.paths import Path, PathPattern, normal_form
 from rules.policy import Policy
 from rules.reasons import Reason
 from rules.request import Request
-from rules.unproposed import PROPOSABLE, why_not
+from rules.unproposed import PROPOSABLE, WHY
 from rules.verdict import Allow, Deny
 from tests.rules.policies import PACKS, load
 
@@ -244,7 +245,7 @@ def test_an_endpoint_that_is_dialled_in_its_own_way_is_not_doubled() -> None:
 
 @pytest.mark.parametrize("reason", list(Reason))
 def test_each_reason_has_a_sentence(reason: Reason) -> None:
-    assert why_not(reason.value)
+    assert WHY[reason]
     one = replace(asked("https://api.example.com/v1/new"), reason=reason.value)
     found = learned(one)
     assert bool(found.proposals) == (reason in PROPOSABLE)
@@ -255,6 +256,27 @@ def test_a_client_that_asks_for_paths_without_end_gets_a_bounded_list() -> None:
     found = learned(*(asked(f"https://api.example.com/w{'x' * n}") for n in range(50)))
     assert len(found.proposals) == 32
     assert sum(told.count for told in found.told) == 18
+
+
+def test_a_placeholder_stays_refused_until_its_binding_names_the_rule() -> None:
+    text = BASE.replace(
+        'place = "header:authorization"',
+        """place = "header:x-key"
+mode = "placeholder"
+placeholder = { env = "K", shape = "key_{36}" }""",
+    )
+    policy = load(text)
+    [made] = learned(asked("https://api.example.com/v1/new", policy=policy), policy=policy).proposals
+    assert any("stays refused until then" in note for note in made.notes)
+    after = applied(policy, "dev", [made])
+    request = request_of(made.asked[0])
+    assert isinstance(request, Request)
+    decoys = {"s": "key_" + "a" * 36}
+    sent = replace(request, headers=(*request.headers, (b"x-key", decoys["s"].encode())))
+    assert isinstance(decide(after, "dev", request, decoys), Allow)  # the control
+    verdict = decide(after, "dev", sent, decoys)
+    assert isinstance(verdict, Deny)
+    assert verdict.reason is Reason.PLACEHOLDER_MISPLACED
 
 
 # over any input
@@ -321,6 +343,20 @@ def test_the_text_is_the_same_policy(one: list[tuple[str, str]]) -> None:
     after = applied(POLICY, "dev", found.proposals)
     assert loaded.endpoints == after.endpoints
     assert loaded.roles["dev"].endpoints == after.roles["dev"].endpoints
+
+
+@given(st.lists(PATHS.filter(lambda path: isinstance(normal_form(path.encode()), Path)), min_size=1, max_size=10))
+def test_each_path_is_covered_by_one_pattern_that_says_no_more_than_ids(paths: list[str]) -> None:
+    found = patterns(paths)
+    assert sorted(path for group in found.values() for path in group) == sorted(set(paths))
+    for text, group in found.items():
+        pattern = PathPattern.parse(text)
+        assert all(pattern.matches(path) for path in group)
+        for at, part in enumerate(pattern.segments):
+            values = {path.split("/")[1:][at] for path in group}
+            assert part != "**"
+            assert (part == "*") == (len(values) > 1)
+            assert part != "*" or all(is_id(value) for value in values)
 
 
 HOSTILE = st.text(st.characters(codec=None), max_size=40) | st.sampled_from(

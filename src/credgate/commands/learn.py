@@ -38,6 +38,7 @@ from rules.request import Request
 from rules.verdict import Allow
 
 USAGE = 2
+TOLD = 100  # lines of what is not proposed
 EXAMPLE = "credgate policy learn r0123456789ab --write ~/.config/credgate/policy.toml"
 
 type Judge = Callable[[str], Effective]  # role -> the policy as it counts
@@ -183,8 +184,10 @@ def _text(finding: Finding) -> list[str]:
     if new:
         names = ", ".join(quoted(name) for name in new)
         lines += ["", f"# and in [role.{here.role}]: endpoints = [..., {names}]"]
-    told = [f"# {line}" for line in told_lines(learned.told)]
+    told = [f"# {line}" for line in told_lines(learned.told[:TOLD])]
     lines += ["", "# not proposed:", *told] if told else []
+    if len(learned.told) > TOLD:
+        lines.append(f"# and {len(learned.told) - TOLD} more: --json has them all")
     if here.policy.unlisted is Unlisted.NXDOMAIN and refusals.names:
         lines += ["", '# only looked up, and not answered by [dns] unlisted = "nxdomain":']
         lines += [f"# {times(each.count)} {plain(each.host)}" for each in refusals.names]
