@@ -6,6 +6,7 @@ terminates TLS can't sign (mitmproxy gives every leaf the CA's own key). The CA 
 
 import datetime
 import os
+import ssl
 from collections import OrderedDict
 from collections.abc import Callable
 from ipaddress import ip_address
@@ -16,9 +17,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from OpenSSL import SSL
 
 from credgate.errors import CredgateError
+from credgate.memoryfile import in_memory
 from credgate.paths import private_dir, read_private, write_private
 
 CA_DAYS = 3650
@@ -29,6 +30,7 @@ _MAX_CN = 64  # ub-common-name of RFC 5280, appendix A.1
 _MAX_FILE = 64 * 1024
 
 type _Key = ec.EllipticCurvePrivateKey
+type _Kept = tuple[ssl.SSLContext, datetime.datetime]  # with when its leaf is signed anew
 type Clock = Callable[[], datetime.datetime]
 
 
@@ -48,7 +50,7 @@ class Authority:
         self._certificate = certificate
         self._clock = clock
         self._leaf_key = ec.generate_private_key(ec.SECP256R1())
-        self._contexts: OrderedDict[tuple[str, tuple[str, ...]], tuple[SSL.Context, datetime.datetime]] = OrderedDict()
+        self._contexts: OrderedDict[tuple[str, tuple[str, ...]], _Kept] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<Authority {self._certificate.serial_number:x}>"
@@ -117,10 +119,11 @@ class Authority:
         )
         return builder.sign(self._key, hashes.SHA256())
 
-    def context_for(self, host: str, alpn: tuple[str, ...] = ("http/1.1",)) -> SSL.Context:
+    def context_for(self, host: str, alpn: tuple[str, ...] = ("http/1.1",)) -> ssl.SSLContext:
         """Return the server-side TLS context for `host`, kept while it is used. Raise ValueError as leaf_for does.
 
-        One context a host: session tickets of OpenSSL resume within it and nowhere else.
+        One context a host and list of protocols. What a handshake may be resumed from is the caller's context: see
+        gateway.front.
         """
         now = self._clock()
         key = (host, alpn)
@@ -144,19 +147,19 @@ class Authority:
         return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(ski.value)
 
 
-def _server_context(leaf: x509.Certificate, key: _Key, alpn: tuple[str, ...]) -> SSL.Context:
-    context = SSL.Context(SSL.TLS_SERVER_METHOD)
-    context.set_min_proto_version(SSL.TLS1_2_VERSION)
-    context.set_options(SSL.OP_NO_COMPRESSION | SSL.OP_CIPHER_SERVER_PREFERENCE)
-    context.use_certificate(leaf)
-    context.use_privatekey(key)
-    ours = tuple(name.encode("ascii") for name in alpn)
+def _server_context(leaf: x509.Certificate, key: _Key, alpn: tuple[str, ...]) -> ssl.SSLContext:
+    context = server_context()
+    with in_memory(_key_pem(key) + leaf.public_bytes(serialization.Encoding.PEM)) as path:
+        context.load_cert_chain(path)
+    context.set_alpn_protocols(list(alpn))  # in our order, as RFC 7301 3.2 has it: the server's preference decides
+    return context
 
-    def select(_connection: SSL.Connection, theirs: list[bytes]) -> "bytes | SSL._NoOverlappingProtocols":
-        # In our order, as RFC 7301 3.2 has it: the server's preference decides.
-        return next((name for name in ours if name in theirs), SSL.NO_OVERLAPPING_PROTOCOLS)
 
-    context.set_alpn_select_callback(select)
+def server_context() -> ssl.SSLContext:
+    """What TLS towards the jail is at least."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_CIPHER_SERVER_PREFERENCE
     return context
 
 

@@ -77,6 +77,7 @@ class Target:
         self.answer_size = 0
         self.reply: Callable[[H2Request], H2Reply] | None = None
         self.connections = 0
+        self.open = 0
         self.closed = asyncio.Event()
         self.port = 0
 
@@ -90,6 +91,13 @@ class Target:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.open += 1
+        try:
+            await self._answer(reader, writer)
+        finally:
+            self.open -= 1
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         chosen = writer.get_extra_info("ssl_object")
         if chosen is not None and chosen.selected_alpn_protocol() == "h2":
             await self._serve_h2(reader, writer)
@@ -458,4 +466,7 @@ async def rig(
                 client.close()
             await gateway.stop()
             ledger.close()
-            await asyncio.sleep(0)  # lets aborted transports be closed before the loop is
+            for _ in range(50):  # lets aborted transports be closed before the loop is, and then the targets' ends
+                await asyncio.sleep(0)
+                if not (good.open or evil.open or plain.open):
+                    break

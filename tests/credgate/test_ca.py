@@ -10,7 +10,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
-from OpenSSL import SSL
 
 from credgate import ca
 from credgate.ca import Authority, AuthorityError
@@ -25,27 +24,24 @@ def authority(tmp_path: Path) -> Authority:
     return Authority.load_or_create(tmp_path / "ca")
 
 
-def handshake(authority: Authority, host: str, client: ssl.SSLContext, *, context: SSL.Context | None = None) -> str:
+def handshake(authority: Authority, host: str, client: ssl.SSLContext, *, context: ssl.SSLContext | None = None) -> str:
     """TLS through memory; returns the negotiated protocol. Raises ssl.SSLError where the client refuses."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     inner = client.wrap_bio(incoming, outgoing, server_hostname=host)
-    server = SSL.Connection(context or authority.context_for(host))
-    server.set_accept_state()
+    theirs, ours = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = (context or authority.context_for(host)).wrap_bio(theirs, ours, server_side=True)
     for _ in range(8):
         try:
             inner.do_handshake()
             done = True
         except ssl.SSLWantReadError:
             done = False
-        if data := outgoing.read():
-            server.bio_write(data)
-        with contextlib.suppress(SSL.WantReadError):
+        theirs.write(outgoing.read())
+        with contextlib.suppress(ssl.SSLWantReadError):
             server.do_handshake()
-        try:
-            incoming.write(server.bio_read(65536))
-        except SSL.WantReadError:
-            if done:
-                return inner.selected_alpn_protocol() or ""
+        if done and not ours.pending:
+            return inner.selected_alpn_protocol() or ""
+        incoming.write(ours.read())
     raise AssertionError("no end")
 
 

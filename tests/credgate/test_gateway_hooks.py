@@ -11,9 +11,15 @@ import pytest
 from mitmproxy import hooks as mitm_hooks
 from mitmproxy.addonmanager import safecall
 
+from credgate.gateway import link
+from credgate.gateway.client import Client as Client_
+from credgate.gateway.dial import Dialler
 from credgate.gateway.hooks import HOOKS, QUIET, Hooks
+from credgate.gateway.lane import Lane
+from credgate.gateway.link import Link
 from credgate.gateway.steps import Steps
-from tests.credgate.gateway_rig import SECRET, Client, Rig, Seen, free_port, rig
+from credgate.gateway.targettls import TargetTls
+from tests.credgate.gateway_rig import SECRET, Client, Rig, free_port, rig
 from tests.credgate.h2_rig import H2Client
 
 # What the client got, if it got that far; "" where it only saw its connection end.
@@ -62,68 +68,44 @@ async def bad_hello(rig: Rig) -> bytes:
     return await client.rest()
 
 
-async def two_parts(_seen: Seen, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n")
-    await writer.drain()
-    await asyncio.sleep(0.1)
-    writer.write(b"0\r\n\r\n")
+async def h2_leaves(rig: Rig) -> bytes:
+    """A client that goes once it has the head of an answer, whose body is still on its way."""
+    rig.good.pace, rig.good.answer_size = 0.2, 1 << 20
+    opened = await rig.tunnel("h2.good.test", alpn=BOTH)
+    pseudo = [(b":method", b"GET"), (b":scheme", b"https"), (b":authority", b"h2.good.test:%d" % rig.direct)]
+    asking = asyncio.ensure_future(H2Client(opened.reader, opened.writer).ask([*pseudo, (b":path", b"/ok/a")]))
+    async with asyncio.timeout(5):
+        while not any(session.seen for session in rig.good.sessions):
+            await asyncio.sleep(0.01)
+    opened.close()
+    asking.cancel()
+    return b"first"
 
 
-async def then_close(_seen: Seen, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nfirst")
-    await writer.drain()
-    await asyncio.sleep(0.1)
-    writer.close()
-
-
-async def idle_end(rig: Rig) -> bytes:
-    rig.good.script = then_close
-    client = await rig.tunnel()
-    client.writer.write(b"GET /ok/a HTTP/1.1\r\nHost: api.good.test:%d\r\n\r\n" % rig.direct)
-    return await client.rest()
-
-
-def scripted(script: Callable[..., Awaitable[None]]) -> Drive:
-    async def drive(rig: Rig) -> bytes:
-        rig.good.script = script
-        return await get(rig)
-
-    return drive
-
-
-async def leaves(rig: Rig) -> bytes:
-    rig.good.script = two_parts
-    client = await rig.tunnel()
-    client.writer.write(b"GET /ok/a HTTP/1.1\r\nHost: api.good.test:%d\r\n\r\n" % rig.direct)
-    got = await client.reader.readuntil(b"first")
-    client.close()
-    return got
+async def h2_idle_end(rig: Rig) -> bytes:
+    """The target closes a connection that has no request on it."""
+    await h2_get(rig)
+    return b"first"
 
 
 BOTH = ("h2", "http/1.1")
 BEFORE: dict[str, Drive] = {
-    "client_connected": get,
-    "next_layer": get,
     "bad_head": h2_garbage,
-    "tls_start_client": get,
-    "tls_established_client": get,
-    "tls_failed_client": bad_hello,
-    "lane_request": get,
     "requestheaders": h2_get,
     "request": h2_get,
     "error": h2_unreachable,
-    "server_connect": get,
-    "server_connected": get,
-    "server_connect_error": unreachable,
-    "tls_start_server": get,
-    "tls_established_server": get,
-    "tls_failed_server": get,
+    "server_connect": h2_get,
+    "server_connected": h2_get,
+    "server_connect_error": h2_unreachable,
+    "tls_start_server": h2_get,
+    "tls_established_server": h2_get,
+    "tls_failed_server": h2_get,
 }
 AFTER: dict[str, Drive] = {
     "responseheaders": h2_get,
     "response": h2_get,
-    "server_disconnected": idle_end,
-    "client_disconnected": leaves,
+    "server_disconnected": h2_idle_end,
+    "client_disconnected": h2_leaves,
 }
 
 
@@ -173,7 +155,7 @@ def test_raising_before_the_request_is_sent(
             assert calls
             assert r.untouched
             assert b"HTTP/1.1 200" not in got
-            if name in {"requestheaders", "lane_request"}:
+            if name == "requestheaders":
                 assert b"403" in got
                 assert b'"internal"' in got
             else:
@@ -350,6 +332,83 @@ def test_a_body_that_fails_on_its_way_gets_no_end(tmp_path: Path, monkeypatch: p
             async with asyncio.timeout(5):
                 await r.good.closed.wait()
             assert len(calls) == 3
+            assert r.records("outcome")[-1]["reason"] == "internal"
+            await everything_closed(r)
+
+    asyncio.run(main())
+
+
+# -- the ways of the strict lane that are no step -------------------------------------------------------------------
+
+
+async def over_tls(rig: Rig) -> bytes:
+    streams = await asyncio.open_connection("127.0.0.1", rig.direct, ssl=rig.trust(), server_hostname="api.good.test")
+    return await raw_get(Client(*streams), rig)
+
+
+async def plain(rig: Rig) -> bytes:
+    client = await rig.dial(rig.cleartext)
+    client.writer.write(b"GET /ok/a HTTP/1.1\r\nHost: plain.good.test:%d\r\n\r\n" % rig.cleartext)
+    return await client.rest()
+
+
+# what raises: how to come there
+WAYS: dict[str, tuple[type, Drive]] = {
+    "_begin": (Client_, plain),
+    "_leaf": (Client_, over_tls),
+    "hand_over": (Client_, h2_get),
+    "received": (Lane, get),
+    "_arrive": (Lane, get),
+    "_flow": (Lane, get),
+    "_open": (Lane, get),
+    "connected": (Lane, get),
+    "_send_head": (Lane, get),
+    "connect": (Dialler, get),
+    "context": (TargetTls, get),
+    "_dial": (Link, get),
+    "_no_handshake": (Client_, bad_hello),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_raising_on_a_way_of_the_strict_lane(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with rig(tmp_path, alpn=BOTH) as r:
+            calls: list[str] = []
+
+            def failing(*_args: object, **_named: object) -> None:
+                calls.append(name)
+                raise Planted
+
+            place, drive = WAYS[name]
+            monkeypatch.setattr(place, name, failing)
+            got = b""
+            with contextlib.suppress(ConnectionError, ssl.SSLError, asyncio.IncompleteReadError):
+                got = await drive(r)
+            assert calls
+            assert got == b""
+            assert r.untouched
+            if name != "_no_handshake":  # which records
+                assert [x for x in r.records("deny", "outcome") if x.get("reason") == "internal"]
+            await everything_closed(r)
+        assert SECRET not in caplog.text
+        assert SECRET not in "".join(f.read_text() for f in r.ledger_dir.glob("*.jsonl"))
+
+    asyncio.run(main())
+
+
+def test_pins_that_can_not_be_looked_at_let_nothing_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_args: object) -> None:
+        raise Planted
+
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            monkeypatch.setattr(link, "pinned", failing)
+            with contextlib.suppress(ConnectionError, ssl.SSLError):
+                assert await get(r) == b""
+            assert r.untouched
             assert r.records("outcome")[-1]["reason"] == "internal"
             await everything_closed(r)
 

@@ -174,8 +174,8 @@ def test_a_connection_is_used_again_and_never_for_another_endpoint(tmp_path: Pat
             for _ in range(3):
                 assert (await client.get(host=f"api.good.test:{r.direct}")).status == 200
             assert r.good.connections == 1
-            other = await r.tunnel()
-            assert (await other.get(host=f"api.good.test:{r.direct}")).status == 200
+            other = await r.tunnel("up.good.test")  # the same address
+            assert (await other.get("/a", host=f"up.good.test:{r.direct}")).status == 200
             assert r.good.connections == 2
 
     asyncio.run(main())

@@ -394,12 +394,33 @@ def test_the_next_client_connection_of_the_run_uses_it_again(tmp_path: Path) -> 
                 assert await once(r) == 200
             assert r.good.connections == 1
             assert {o["pin"] for o in r.records("outcome")} == {"127.0.0.1"}
-            both = await r.tunnel(), await r.tunnel()
-            for client in both:  # at once there are two
+            both = [await r.tunnel(), await r.tunnel()]
+            for client in both:  # one that rests is lent to another client connection that is still there
+                assert (await client.ask(head(r))).status == 200
+            assert r.good.connections == 1
+            assert await at_once(r, both) == [200, 200]
+            assert r.good.connections == 2
+            for client in both * 2:
                 assert (await client.ask(head(r))).status == 200
             assert r.good.connections == 2
 
     asyncio.run(main())
+
+
+async def at_once(r: Rig, clients: list[Client]) -> list[int]:
+    """One request of each, none of which is answered before all of them are there."""
+    there: list[Seen] = []
+
+    async def script(seen: Seen, reader: asyncio.StreamReader, writer: Writer) -> None:
+        there.append(seen)
+        while len(there) < len(clients):
+            await asyncio.sleep(0.001)
+        await echo(seen, reader, writer)
+
+    r.good.script = script
+    answers = await asyncio.gather(*(client.ask(head(r)) for client in clients))
+    r.good.script = echo
+    return [answer.status for answer in answers]
 
 
 def test_no_other_run_uses_it(tmp_path: Path) -> None:
@@ -474,8 +495,7 @@ def test_idle_connections_are_bounded_in_time_and_number(tmp_path: Path, monkeyp
             assert len(pool) == 0  # its second of grace was our margin
             r.good.script = echo
             clients = [await r.tunnel() for _ in range(4)]
-            for client in clients:
-                assert (await client.ask(head(r))).status == 200
+            assert await at_once(r, clients) == [200] * 4
             for client in clients:
                 client.close()
             await asyncio.sleep(0.1)

@@ -1,11 +1,13 @@
 """Runs come and go; each is known by its listener, and ends whole."""
 
 import asyncio
+import contextlib
 import logging
 import resource
 import socket
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mitmproxy.proxy import events
@@ -15,6 +17,7 @@ from credgate.gateway.crowd import Crowd
 from credgate.gateway.server import Gateway, GatewayError
 from credgate.runs import Listener, Run
 from tests.credgate.gateway_rig import DECOY, SECRET, Rig, listening, rig
+from tests.credgate.h2_rig import H2Client
 
 
 def second_run(r: Rig, **changes: object) -> tuple[Run, list[Listener]]:
@@ -146,12 +149,15 @@ def test_an_unknown_hook_ends_the_connection(tmp_path: Path, monkeypatch: pytest
 
     async def main() -> None:
         async with rig(tmp_path) as r:
-            names = tuple(n for n in hooks.HOOKS if n != "lane_request")
+            names = tuple(n for n in hooks.HOOKS if n != "requestheaders")
             monkeypatch.setattr("credgate.gateway.handler.HOOKS", names)
-            client = await r.tunnel()
-            client.writer.write(b"GET /ok/a HTTP/1.1\r\nHost: api.good.test:%d\r\n\r\n" % r.direct)
-            assert await client.rest() == b""
+            client = await r.tunnel("h2.good.test", alpn=("h2", "http/1.1"))
+            pseudo = [(b":method", b"GET"), (b":scheme", b"https"), (b":path", b"/ok/a")]
+            asked = [*pseudo, (b":authority", b"h2.good.test:%d" % r.direct)]
+            with contextlib.suppress(ConnectionError, AssertionError):
+                assert (await H2Client(client.reader, client.writer).ask(asked)).status == 0
             assert r.untouched
+            assert "hook requestheaders" in r.records("deny")[-1]["detail"]
 
     asyncio.run(main())
 
@@ -219,8 +225,7 @@ def test_nodelay_on_both_sides(tmp_path: Path) -> None:
             client = await r.tunnel()
             assert (await client.get(host=f"api.good.test:{r.direct}")).status == 200
             (handler,) = (h for i in r.gateway._instances["run-1"] for h in i.handlers)
-            sockets = [t.writer.get_extra_info("socket") for t in handler.transports.values()]
-            assert len(sockets) == 2
+            sockets = [pipe.info("socket") for pipe in (handler.pipe, handler._lane._link._pipe)]
             assert all(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for s in sockets)
 
     asyncio.run(main())
@@ -268,12 +273,41 @@ def test_a_proxy_variable_of_the_daemon_means_nothing(tmp_path: Path, monkeypatc
     asyncio.run(main())
 
 
-def test_after_the_kill_no_event_reaches_a_layer(tmp_path: Path) -> None:
+async def engine(r: Rig) -> Any:
+    """The handler of a connection in HTTP/2, which has carried one request."""
+    client = await r.tunnel("h2.good.test", alpn=("h2", "http/1.1"))
+    pseudo = [(b":method", b"GET"), (b":scheme", b"https"), (b":path", b"/ok/a")]
+    asked = [*pseudo, (b":authority", b"h2.good.test:%d" % r.direct)]
+    assert (await H2Client(client.reader, client.writer).ask(asked)).status == 200
+    (handler,) = (h for i in r.gateway._instances["run-1"] for h in i.handlers)
+    return handler
+
+
+def test_after_the_kill_nothing_reaches_the_lane(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as r:
             client = await r.tunnel()
             assert (await client.get(host=f"api.good.test:{r.direct}")).status == 200
             (handler,) = (h for i in r.gateway._instances["run-1"] for h in i.handlers)
+            reached: list[bytes] = []
+            handler._lane.received = reached.append
+            client.writer.write(b"x")
+            await asyncio.sleep(0.05)
+            assert reached == [b"x"]
+            client.writer.write(b"y")  # waits in the socket when the connection is killed
+            handler.kill()
+            handler.pipe.buffer_updated(0)
+            await asyncio.sleep(0.05)
+            assert reached == [b"x"]
+            assert await client.rest() == b""
+
+    asyncio.run(main())
+
+
+def test_after_the_kill_no_event_reaches_a_layer(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path, alpn=("h2", "http/1.1")) as r:
+            handler = await engine(r)
             reached: list[object] = []
             handler.layer.handle_event = lambda event: reached.append(event) or iter(())
             await handler.server_event(events.DataReceived(handler.client, b"x"))
@@ -287,10 +321,8 @@ def test_after_the_kill_no_event_reaches_a_layer(tmp_path: Path) -> None:
 
 def test_after_the_kill_no_event_that_waited_reaches_a_layer(tmp_path: Path) -> None:
     async def main() -> list[object]:
-        async with rig(tmp_path) as r:
-            client = await r.tunnel()
-            assert (await client.get(host=f"api.good.test:{r.direct}")).status == 200
-            (handler,) = (h for i in r.gateway._instances["run-1"] for h in i.handlers)
+        async with rig(tmp_path, alpn=("h2", "http/1.1")) as r:
+            handler = await engine(r)
             reached: list[object] = []
 
             def take(event: object) -> object:

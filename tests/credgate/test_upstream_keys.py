@@ -21,6 +21,7 @@ def digest(pem: Path) -> bytes:
 
 def pinned(r: Rig, endpoint: str, *pins: bytes) -> None:
     object.__setattr__(r.run.policy.endpoints[endpoint], "spki", frozenset(pins))
+    r.run.generation += 1  # as a reload: no connection that was made before is used again
 
 
 async def status(r: Rig, host: str = "api.good.test") -> tuple[int, str]:

@@ -10,8 +10,7 @@ import logging
 import mmap
 import os
 import socket
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from credgate.peer import PASSING, PAUSE
 
@@ -22,7 +21,7 @@ _WORD = 4  # bytes: one process writes it, and an aligned word is written in one
 _ABSENT = 0xFFFF_FFFF
 _LATER = 0.002  # seconds that a connection waits for a process with fewer of them
 
-type Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+type Make = Callable[[], asyncio.BaseProtocol]
 
 
 def make_loads() -> int:
@@ -62,10 +61,13 @@ class Share:
 
 
 class Acceptor:
-    """Accepts on one listener. Closed as an asyncio server is; the socket's other descriptors go on listening."""
+    """Accepts on one listener. Closed as an asyncio server is; the socket's other descriptors go on listening.
 
-    def __init__(self, sock: socket.socket, share: Share, serve: Serve) -> None:
-        self._share, self._serve = share, serve
+    `make` makes the protocol of a connection, and counts it in the share for as long as it lives.
+    """
+
+    def __init__(self, sock: socket.socket, share: Share, make: Make) -> None:
+        self._share, self._make = share, make
         self._loop = asyncio.get_running_loop()
         self._later: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -110,17 +112,10 @@ class Acceptor:
             logger.warning("gateway: a connection could not be accepted: %s", error.strerror)
             self._wait(PAUSE)
             return
-        self._share.more(1)
         task = self._loop.create_task(self._run(sock))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self, sock: socket.socket) -> None:
-        try:
-            sock.setblocking(False)
-            reader = asyncio.StreamReader(loop=self._loop)
-            protocol = asyncio.StreamReaderProtocol(reader, loop=self._loop)
-            transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, sock)
-            await self._serve(reader, asyncio.StreamWriter(transport, protocol, reader, self._loop))
-        finally:
-            self._share.more(-1)
+        sock.setblocking(False)
+        await self._loop.connect_accepted_socket(self._make, sock)

@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
 from OpenSSL import SSL
 
 from credgate.secretvalue import Secret, SecretUnavailable
@@ -41,6 +47,11 @@ class Identity:
             context.add_extra_chain_cert(other)
         context.use_privatekey(self.key)
         context.check_privatekey()
+
+    def sealed(self, word: bytes) -> bytes:
+        """Key and chain as PEM, the key encrypted."""
+        key = self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(word))
+        return key + b"".join(certificate.public_bytes(Encoding.PEM) for certificate in self.chain)
 
 
 class Identities:

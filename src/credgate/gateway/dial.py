@@ -12,7 +12,7 @@ from credgate.gateway.exchange import Target
 from credgate.gateway.pins import Pins
 from credgate.gateway.proxied import ProxyRefused, open_tunnel, tls_of
 from credgate.gateway.refusal import deny
-from credgate.gateway.upstream import Stamp, stamp
+from credgate.gateway.targettls import Stamp, stamp
 from credgate.secretvalue import Secret
 from rules.addresses import AddressClass, closed, unmap
 from rules.policy import Address, CorporateProxy, Endpoint

@@ -1,4 +1,5 @@
-"""One client connection: mitmproxy's engine with our hooks, our dialling, bounded reading and one way to end it all.
+"""A client connection in HTTP/2, or from its first WebSocket handshake on: mitmproxy's engine with our hooks, our
+dialling, bounded reading and one way to end it all.
 
 `kill` is the guard behind every guard: once it was called no event reaches a layer and no byte a socket.
 """
@@ -9,16 +10,15 @@ import socket
 import struct
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from mitmproxy.connection import Connection, ConnectionState, Server
+from mitmproxy.connection import Client, Connection, ConnectionState, Server
 from mitmproxy.http import HTTPFlow
 from mitmproxy.options import Options
 from mitmproxy.proxy import commands, events
-from mitmproxy.proxy.layer import Layer
 from mitmproxy.proxy.mode_specs import ProxyMode
 from mitmproxy.proxy.server import ConnectionIO
 from mitmproxy.proxy.server_hooks import (
@@ -30,50 +30,69 @@ from mitmproxy.proxy.server_hooks import (
 )
 
 from credgate.gateway.dial import DialError, Streams
+from credgate.gateway.ending import Ending, where
 from credgate.gateway.engine import Engine
-from credgate.gateway.exchange import ClientState, Key, Target, exchange_of
+from credgate.gateway.exchange import ClientState, Key, exchange_of
 from credgate.gateway.gates import Gate, GatedReader
 from credgate.gateway.hooks import HOOKS, QUIET, Hooks
 from credgate.gateway.http2 import MAX_BACKLOG
 from credgate.gateway.judge import wire_of
-from credgate.gateway.link import Link, pump
+from credgate.gateway.layers import GateHttpLayer, http_layer
 from credgate.gateway.refusal import Refusal, deny
-from credgate.gateway.steps import Steps
-from credgate.gateway.turn import Turn
 from credgate.ledger.record import LedgerError
 from rules.reasons import Reason
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-if TYPE_CHECKING:
-    from credgate.gateway.layers import GateHttpLayer
-
 logger = logging.getLogger(__name__)
 
 _NO_LINGER = struct.pack("ii", 1, 0)  # socket(7): close then discards what is queued and sends RST
 
 
-class GateHandler(Engine):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """What was agreed on with a client before mitmproxy's engine has its connection. `alpn` is "" without TLS too."""
+
+    tls: bool
+    sni: str | None
+    alpn: str
+
+    def put_into(self, client: Client) -> None:
+        """Tell mitmproxy of it."""
+        client.tls, client.sni, client.alpn = self.tls, self.sni, self.alpn.encode("ascii") or None
+        client.timestamp_tls_setup = time.time() if self.tls else None
+
+
+class GateHandler(Ending, Engine):
     """Runs one client connection and its upstream ones. `state.run` is the listener's run."""
 
     def __init__(
-        self, streams: Streams, options: Options, mode: ProxyMode, *, state: ClientState, hooks: Hooks
+        self,
+        streams: Streams,
+        options: Options,
+        mode: ProxyMode,
+        *,
+        state: ClientState,
+        hooks: Hooks,
+        agreed: "Agreed",
     ) -> None:
         reader, writer = streams
         self.state = state
         self.dead = False
-        self.http: GateHttpLayer | None = None  # the innermost one
         self._hooks = hooks
         self._client_gate, self.server_gate = Gate(), Gate()
-        self.links: dict[Connection, Link] = {}  # connections of the strict lane that are this one's
-        self._progress: asyncio.TimerHandle | None = None
         self._broken: set[str] = set()
         self._late_ids: set[str] = set()
         self._connecting: dict[Connection, asyncio.TimerHandle | None] = {}
         super().__init__(
             cast("asyncio.StreamReader", GatedReader(reader, self._client_gate, lambda: None)), writer, options, mode
         )
+        agreed.put_into(self.client)
+        context = self.layer.context
+        context.server.address = ("connection.invalid", state.port)  # HttpLayer asks for one
+        self.http: GateHttpLayer = http_layer(context)
+        self.layer = self.http
 
     # -- hooks ------------------------------------------------------------------------------------------------------
 
@@ -94,23 +113,10 @@ class GateHandler(Engine):
             self._failed(name, data, error)
         self._record_if_dead()
 
-    def _record_if_dead(self) -> None:
-        """Where all ended while a hook was at work, what it began goes no further."""
-        if self.dead:
-            self._record_ends("client closed the connection")
-
     async def handle_client(self) -> None:
         """Run the connection to its end. Nothing that a hook may still be at reaches a layer behind that."""
         await super().handle_client()
         self.dead = True
-
-    def _record_ends(self, detail: str) -> None:
-        """Give every exchange on its way its outcome."""
-        try:
-            for exchange in tuple(self.state.exchanges):
-                self._hooks.judge.records.outcome(self.state, exchange, detail=detail)
-        except LedgerError as error:
-            logger.error("gateway: %s, and the ledger can't be written: %s", detail, error.code)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -126,12 +132,10 @@ class GateHandler(Engine):
     def _failed(self, name: str, data: object, error: Exception) -> None:
         """End what a hook failed on. `requestheaders` has stamped its refusal already, which is spoken."""
         detail = f"hook {name}: {type(error).__name__}"
-        logger.error("gateway: %s at %s", detail, _where(error))
+        logger.error("gateway: %s at %s", detail, where(error))
         if name == "requestheaders" and isinstance(data, HTTPFlow):
             exchange = exchange_of(data)
             wire = wire_of(data, self.state, exchange)
-        elif name == "lane_request" and isinstance(data, Turn):
-            exchange, wire = data.exchange, data.wire
         else:
             self.end(Reason.INTERNAL, detail)
             return
@@ -146,25 +150,9 @@ class GateHandler(Engine):
         except LedgerError:
             exchange.refusal = Refusal(deny=deny(Reason.LEDGER_UNAVAILABLE))
 
-    def end(self, reason: Reason, detail: str) -> None:
-        """Kill, and say so in the ledger: for each exchange on its way, else for the connection."""
-        if self.dead:
-            return
-        self.kill()
-        records = self._hooks.judge.records
-        try:
-            pending = tuple(self.state.exchanges)
-            for exchange in pending:
-                records.outcome(self.state, exchange, reason=reason, detail=detail)
-            if not pending:
-                records.connection(self.state, reason, detail=detail)
-        except LedgerError as error:
-            logger.error("gateway: %s, and the ledger can't be written: %s", detail, error.code)
-
     def kill(self) -> None:
         """Close the client's connection and every upstream one at once, with nothing more sent on any."""
         self.dead = self.state.closed = True
-        self.progressed()
         for exchange in self.state.exchanges:
             exchange.disarm()
         for timer in self._connecting.values():
@@ -177,25 +165,7 @@ class GateHandler(Engine):
             if transport.handler is not None:
                 transport.handler.cancel("killed")
 
-    def close(self, detail: str) -> None:
-        """End this connection because its run ended, or what it was allowed was taken back."""
-        if self.dead:
-            return
-        self.kill()
-        self._record_ends(detail)
-
     # -- what the hooks ask for -------------------------------------------------------------------------------------
-
-    def expect_progress(self, seconds: float) -> None:
-        """End the connection unless `progressed` is called in time."""
-        self.progressed()
-        self._progress = asyncio.get_running_loop().call_later(seconds, self.kill)
-
-    def progressed(self) -> None:
-        """What was expected came."""
-        if self._progress is not None:
-            self._progress.cancel()
-            self._progress = None
 
     def connected_keys(self) -> frozenset[Key]:
         """Upstream connections that a request may use again."""
@@ -225,54 +195,6 @@ class GateHandler(Engine):
         if transport is not None and transport.handler is not None:
             transport.handler.cancel("dropped")
 
-    # -- connections of the strict lane -----------------------------------------------------------------------------
-
-    @property
-    def steps(self) -> Steps:
-        """What the lanes share."""
-        return self._hooks.steps
-
-    def new_link(self, link: Link, lane: Layer) -> Link:
-        """Take a connection that is about to be made. From now on nothing more is read that could not go on yet."""
-        self._connecting[link.server] = None
-        self._client_gate.hold()
-        return self._hold(link, lane)
-
-    def _hold(self, link: Link, lane: Layer) -> Link:
-        link.lane = lane
-        self.links[link.server] = link
-        return link
-
-    def take(self, target: Target, lane: Layer) -> Link | None:
-        """Take a connection of the run's that waits in the pool."""
-        link = self._hooks.pool.take(self.state.run, target)
-        if link is None or link.streams is None:
-            return None
-        link.give(self)
-        self.transports[link.server] = ConnectionIO(link.task, *link.streams)
-        self.state.pins[target.key] = link.pin
-        return self._hold(link, lane)
-
-    def park(self, link: Link) -> None:
-        """Leave a connection to the pool; one that can't be used again is closed."""
-        if not link.is_quiet or self.dead:
-            self.drop(link.server)
-            return
-        self.links.pop(link.server, None)
-        self.transports.pop(link.server, None)
-        link.lane = None
-        self._hooks.pool.put(link)
-
-    async def link_over(self, link: Link) -> None:
-        """A connection of ours was closed, by whichever side."""
-        server = link.server
-        server.state, server.timestamp_end = ConnectionState.CLOSED, time.time()
-        await self.server_event(events.ConnectionClosed(server))
-        self.transports.pop(server, None)
-        self.links.pop(server, None)
-        self.connecting_done(server)
-        await self.handle_hook(ServerDisconnectedHook(ServerConnectionHookData(client=self.client, server=server)))
-
     # -- mitmproxy's engine -----------------------------------------------------------------------------------------
 
     async def open_connection(self, command: commands.OpenConnection) -> None:
@@ -296,10 +218,6 @@ class GateHandler(Engine):
         await self.server_event(events.OpenConnectionCompleted(command, None))
         if not server.tls:
             self.connecting_done(server)
-        link = self.links.get(server)
-        if link is not None:
-            await pump(link)
-            return
         try:
             await self.handle_connection(server)
         finally:
@@ -324,9 +242,6 @@ class GateHandler(Engine):
         server.state = ConnectionState.OPEN
         server.peername = writer.get_extra_info("peername")
         server.sockname = writer.get_extra_info("sockname")
-        link = self.links.get(server)
-        if link is not None:
-            link.task, link.streams, link.pin = asyncio.current_task(), streams, str(server.peername[0])
         self.transports[server] = ConnectionIO(
             handler=asyncio.current_task(),
             reader=cast(
@@ -348,7 +263,7 @@ class GateHandler(Engine):
         if self.dead:
             return
         super().feed(event)
-        if self.http is not None and self.client.alpn == b"h2":
+        if self.client.alpn == b"h2":
             self._balance(*self.http.backlogs())
 
     def _balance(self, to_client: int, to_targets: int) -> None:
@@ -362,8 +277,8 @@ class GateHandler(Engine):
         if exc_info is None:
             return
         error = _raised(exc_info)
-        where = _where(error) if error is not None else "?"
-        logger.error("gateway: layer failed: %s at %s", type(error).__name__, where)
+        at = where(error) if error is not None else "?"
+        logger.error("gateway: layer failed: %s at %s", type(error).__name__, at)
         self.end(Reason.INTERNAL, f"layer: {type(error).__name__}")
 
 
@@ -379,9 +294,3 @@ def _raised(exc_info: object) -> BaseException | None:
     if isinstance(exc_info, tuple):
         return cast("tuple[type[BaseException], BaseException, TracebackType | None]", exc_info)[1]
     return sys.exc_info()[1]
-
-
-def _where(error: BaseException) -> str:
-    """File and line, without the error's text, which may quote what came over the wire."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else "?"

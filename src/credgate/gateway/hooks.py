@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 
 from mitmproxy.connection import Client, Server
 from mitmproxy.http import Headers, HTTPFlow
-from mitmproxy.proxy.layer import NextLayer
 from mitmproxy.proxy.server_hooks import ServerConnectionHookData
 from mitmproxy.tls import TlsData
-from OpenSSL import SSL
 
 from credgate.ca import Authority
 from credgate.errors import CredgateError
@@ -22,18 +20,13 @@ from credgate.gateway.cleaning import Unreadable
 from credgate.gateway.exchange import ClientState, Exchange, Target, exchange_of
 from credgate.gateway.http1 import BadHead
 from credgate.gateway.judge import Judge, apply, wire_of
-from credgate.gateway.lane import Lane
-from credgate.gateway.layers import Closer, GateClientTls, http_layer
 from credgate.gateway.leaving import misplaced
 from credgate.gateway.link import Pool
 from credgate.gateway.steps import Steps, Timeouts
-from credgate.gateway.turn import Turn
 from credgate.gateway.upstream import UpstreamTls
 from credgate.gateway.waiting import BodyWanted, let_all_go
 from credgate.gateway.websocket import SocketEnd, SocketMessage
 from rules.addresses import unmap
-from rules.decide import endpoint_for
-from rules.hosts import HostError, normalize_host
 from rules.reasons import Reason
 from rules.verdict import Deny
 
@@ -42,13 +35,7 @@ if TYPE_CHECKING:
 
 # Hooks with a method here. Each has a test that makes it raise.
 HOOKS = (
-    "client_connected",
-    "next_layer",
     "bad_head",
-    "tls_start_client",
-    "tls_established_client",
-    "tls_failed_client",
-    "lane_request",
     "requestheaders",
     "request",
     "server_connect",
@@ -67,9 +54,7 @@ HOOKS = (
 )
 # Hooks that need nothing of us. Any other one (tcp_start, udp_start, dns_request, websocket_start, ...) ends the
 # connection: it means that bytes would pass which nobody judged.
-QUIET = frozenset({"tls_clienthello"})
-
-_FALLBACK_NAME = "unnamed.invalid"
+QUIET = frozenset({"client_connected"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,80 +72,17 @@ class Hooks:
         """What this lane shares with the other one."""
         return Steps(judge=self.judge, timeouts=self.timeouts)
 
-    async def client_connected(self, handler: "GateHandler", _client: Client) -> None:
-        """A connection was accepted: its first bytes must come in time where TLS is expected."""
-        if not handler.state.listener.proxy:
-            handler.expect_progress(self.timeouts.tls)
-
     async def client_disconnected(self, handler: "GateHandler", _client: Client) -> None:
         """The client's connection ended: so do its exchanges."""
         for exchange in tuple(handler.state.exchanges):
             self.steps.finish(handler.state, exchange, detail="client closed the connection")
         let_all_go(handler.state)
 
-    async def next_layer(self, handler: "GateHandler", nextlayer: NextLayer) -> None:
-        """Tell TLS from HTTP by the first byte; what is neither gets no second one through."""
-        data = nextlayer.data_client()  # type: ignore[no-untyped-call]
-        context = nextlayer.context
-        if not data:
-            return
-        if data[0] == 0x16 and not context.client.tls:
-            handler.expect_progress(self.timeouts.tls)
-            nextlayer.layer = GateClientTls(context)
-        elif context.client.alpn == b"h2":
-            handler.progressed()
-            nextlayer.layer = handler.http = http_layer(context)
-        elif data[:1].isalpha() or data[:1] == b"\r":
-            handler.progressed()
-            nextlayer.layer = Lane(context, handler, outer=False)
-        else:
-            nextlayer.layer = Closer(context)
-            self.judge.records.connection(handler.state, Reason.NOT_HTTP, detail="neither TLS nor HTTP")
-
     async def bad_head(self, handler: "GateHandler", bad: BadHead) -> None:
         """What came is no HTTP head."""
         refusal = self.steps.bad_head(handler.state, http=bad.http, detail=bad.detail)
         tunnel = bool(handler.state.connect_port) and not bad.client.tls_established
         bad.answer = b"" if tunnel and not bad.http else refusal.wire()
-
-    async def tls_start_client(self, handler: "GateHandler", start: TlsData) -> None:
-        """Show a leaf for the name that the client asks for, listed or not: the refusal is spoken inside."""
-        state = handler.state
-        host = (start.context.client.sni or _text(state.connect_host) or state.run.gateway_ip).lower()
-        alpn: tuple[str, ...] = ("http/1.1",)
-        try:
-            name = normalize_host(host.encode("ascii"))
-        except (HostError, UnicodeEncodeError):
-            name = _FALLBACK_NAME
-        if isinstance(name, str):
-            endpoint = endpoint_for(state.run.policy, state.run.role, name, state.port, tls=True)
-            alpn = endpoint.alpn if endpoint is not None else alpn
-        leaf_name = name if isinstance(name, str) else str(name.address)
-        start.ssl_conn = SSL.Connection(self.authority.context_for(leaf_name, alpn))
-        start.ssl_conn.set_accept_state()
-
-    async def tls_established_client(self, handler: "GateHandler", _data: TlsData) -> None:
-        """The client's handshake is done."""
-        handler.progressed()
-
-    async def tls_failed_client(self, handler: "GateHandler", data: TlsData) -> None:
-        """The client gave up, or sent no TLS behind the first byte."""
-        if (data.conn.error or "").startswith("Cannot parse ClientHello"):
-            self.judge.records.connection(handler.state, Reason.NOT_HTTP, detail="neither TLS nor HTTP")
-        else:
-            self.judge.records.broken_off(handler.state, data.conn.sni or "")
-
-    async def lane_request(self, handler: "GateHandler", turn: Turn) -> None:
-        """Judge one request of the strict lane; on Allow its headers are the judged ones with the secret in place."""
-        body = b"".join(turn.kept) if turn.collecting else None
-        state, exchange = handler.state, turn.exchange
-        admitted = await self.steps.admit(state, exchange, turn.wire, handler.connected_keys(), body)
-        if admitted is None:
-            return
-        turn.collecting = isinstance(admitted, BodyWanted)
-        if not isinstance(admitted, BodyWanted):
-            turn.take(admitted)
-        exchange.refusal = None
 
     async def requestheaders(self, handler: "GateHandler", flow: HTTPFlow) -> None:
         """Judge one request; on Allow its headers are the judged ones with the secret in place."""

@@ -1,30 +1,30 @@
 """One HTTP/1.1 connection to a target, and the pool in which it waits for the next client connection of its run.
 
-The socket's reader runs as long as the connection lives; who gets what it reads, the owner, changes. Without an owner
-a byte is one that nobody asked for, and closes the connection as the target's own end does.
+Who gets what it reads, its lane, changes. Without a lane a byte is one that nobody asked for, and closes the connection
+as the target's own end does.
 """
 
 import asyncio
-from collections.abc import Generator
-from dataclasses import dataclass, field
+import ssl
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from mitmproxy.connection import ConnectionState, Server
-from mitmproxy.proxy import commands, events, layer
-from mitmproxy.proxy.context import Context
-from mitmproxy.proxy.layers import ServerTLSLayer
-
+from credgate.errors import CredgateError
+from credgate.gateway.dial import DialError, Dialler
 from credgate.gateway.exchange import Target
+from credgate.gateway.pipe import Pipe
+from credgate.gateway.targettls import TargetTls, pinned
 from credgate.runs import Run
+from rules.addresses import unmap
+from rules.reasons import Reason
 
 if TYPE_CHECKING:
-    from credgate.gateway.dial import Streams
-    from credgate.gateway.handler import GateHandler
+    from credgate.gateway.lanetarget import TargetSide
 
 IDLE = 60.0  # seconds in the pool; a target that says less by Keep-Alive is believed
 MAX_IDLE_RUN, MAX_IDLE = 16, 128  # connections in the pool: of one run, of all
-
-type Commands = Generator[commands.Command, object, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,171 +37,247 @@ class Owned:
 
     def serves(self, run: Run, target: Target, pin: str) -> bool:
         """Whether a request of `run` that was judged to go to `target` may use a connection to `pin`."""
-        same = self.run is run and self.generation == run.generation
         mine = self.target
+        if self.run is not run or self.generation != run.generation:
+            return False
+        if mine is target:
+            return True
         return (
-            same
-            and mine.endpoint == target.endpoint
+            mine.endpoint == target.endpoint
             and mine.host == target.host
             and mine.client == target.client
             and pin in {str(address) for address in target.addresses}
         )
 
 
-class _Inner(layer.Layer):
-    """What stands behind TLS: it asks for the connection, and keeps what came until the lane takes it."""
-
-    def __init__(self, context: Context, link: "Link") -> None:
-        super().__init__(context)
-        self._link = link
-
-    def handle_event(self, event: events.Event) -> layer.CommandGenerator[None]:
-        """Never waits: the base class would queue what comes before the handshake is known to be done."""
-        link = self._link
-        if isinstance(event, events.Start):
-            opening = commands.OpenConnection(link.server)
-            opening.blocking = self  # type: ignore[assignment] # a layer as the value: none above it waits
-            yield opening
-        elif isinstance(event, events.OpenConnectionCompleted):
-            link.opened, link.failed = event.reply is None, event.reply is not None
-        elif isinstance(event, events.DataReceived):
-            link.inbox.append(event.data)
-        elif isinstance(event, events.ConnectionClosed):
-            link.closed = True
-
-    def _handle_event(self, event: events.Event) -> layer.CommandGenerator[None]:
-        raise NotImplementedError
-
-
-@dataclass(eq=False, slots=True)
 class Link:
-    """One connection. The lane reads `opened`, `failed`, `closed` and `inbox` after each event it passes on."""
+    """One connection, the end of its pipe. A lane reads `opened`, `failed`, `closed` and `inbox` when it is told."""
 
-    server: Server
-    owned: Owned
-    owner: "GateHandler | None"
-    top: layer.Layer | None = None  # ServerTLSLayer, or what asks for a plain connection
-    streams: "Streams | None" = None
-    task: "asyncio.Task[None] | None" = None
-    opened: bool = False
-    failed: bool = False
-    closed: bool = False  # the target's end: no more bytes come
-    broken: bool = False  # by a reset, not by an end
-    over: bool = False  # closed on both sides
-    uses: int = 0  # answers that came whole
-    idle: float = IDLE
-    pin: str = ""
-    inbox: list[bytes] = field(default_factory=list)
-    timer: asyncio.TimerHandle | None = None
-    lane: layer.Layer | None = None  # of the owner
+    def __init__(self, run: Run, target: Target, lane: "TargetSide") -> None:
+        self.owned = Owned(run=run, generation=run.generation, target=target)
+        self.lane: TargetSide | None = lane
+        self.opened = self.failed = False
+        self.closed = False  # the target's end: no more bytes come
+        self.broken = False  # by a reset, not by an end
+        self.over = False  # closed on both sides
+        self.uses = 0  # answers that came whole
+        self.idle = IDLE
+        self.pin = ""
+        self.inbox: list[bytes] = []
+        self.timer: asyncio.TimerHandle | None = None
+        self._pipe: Pipe | None = None
+        self._task: asyncio.Task[None] | None = None
 
-    @classmethod
-    def make(cls, context: Context, run: Run, target: Target, owner: "GateHandler") -> "Link":
-        """Prepare a connection for a judged target; `start` dials it."""
-        forked = context.fork()
-        forked.server = Server(address=target.key)
-        link = cls(forked.server, Owned(run=run, generation=run.generation, target=target), owner)
-        inner = _Inner(forked, link)
-        link.top = inner
-        if target.endpoint.tls:
-            forked.server.sni = target.host
-            link.top = ServerTLSLayer(forked)
-            link.top.child_layer = inner
-        return link
+    # -- the way to it ------------------------------------------------------------------------------------------------
 
-    def handle(self, event: events.Event) -> layer.CommandGenerator[None]:
-        """Pass one event through TLS."""
-        if self.top is not None:
-            yield from self.top.handle_event(event)
+    def dial(self, dialler: Dialler, contexts: TargetTls, patience: float) -> None:
+        """Connect to a judged address, and shake hands within `patience` seconds. The lane is told when it is done."""
+        self._task = asyncio.get_running_loop().create_task(self._dial(dialler, contexts, patience))
+        self._task.add_done_callback(self._dialled)
 
-    def send(self, data: bytes) -> layer.CommandGenerator[None]:
-        """Send bytes to the target."""
-        if isinstance(self.top, ServerTLSLayer):
-            yield from self.top.send_data(data)
+    async def _dial(self, dialler: Dialler, contexts: TargetTls, patience: float) -> None:
+        target, context = self.owned.target, None
+        try:
+            if target.endpoint.tls:
+                context = await contexts.context(target.endpoint, target.client)
+            streams = await dialler.connect(target)
+        except CredgateError as error:  # a CA file that is gone; without it there is no handshake
+            self._fail(Reason.UPSTREAM_TLS, error.detail)
+            return
+        except DialError as error:
+            self._fail(error.reason, error.detail)
+            return
+        pipe = self._pipe = Pipe(self)
+        ahead = pipe.adopt(streams)
+        peer = unmap(ip_address((pipe.info("peername") or ("",))[0]))
+        if peer not in target.addresses:  # whatever moved the connection, the address was not judged
+            raise RuntimeError("the peer's address is not the pin")
+        if self.lane is None or self.over:
+            self.close()
+            return
+        self.pin = str(peer)
+        self.lane.connected(self, self.pin)
+        if context is None:
+            self.opened = True
+            if ahead:
+                self.received(pipe, ahead)
+            self._tell()
+            return
+        self.timer = asyncio.get_running_loop().call_later(patience, self._late)
+        pipe.start_tls(partial(context.wrap_bio, server_hostname=target.host), ahead)
+
+    def _dialled(self, task: "asyncio.Task[None]") -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        """A fault of ours: it ends the client's connection too."""
+        lane = self.lane
+        self.close()
+        if lane is not None:
+            lane.client.failed(error)
+
+    def _late(self) -> None:
+        self._fail(Reason.UPSTREAM_TIMEOUT)
+
+    def _fail(self, reason: Reason, detail: str = "") -> None:
+        """There is no connection, and there won't be one."""
+        lane, self.failed = self.lane, True
+        if lane is not None:
+            lane.blame(self, reason, detail)
+        self.close()
+        self._tell(lane)
+
+    # -- the end of its pipe ------------------------------------------------------------------------------------------
+
+    def received(self, _pipe: Pipe, data: bytes) -> None:
+        """Bytes of an answer, or ones that nobody asked for."""
+        self.inbox.append(data)
+        self._tell()
+
+    def secured(self, pipe: Pipe) -> None:
+        """The certificate was good; now the keys that the endpoint pins, and the protocol."""
+        self._disarm()
+        try:
+            good = pinned(pipe.tls, self.owned.target.endpoint.spki)
+        except Exception as error:  # noqa: BLE001 - the outermost frame of a check: nothing passes
+            self._failed(error)
+            return
+        if not good:
+            self._fail(Reason.UPSTREAM_TLS)
+            return
+        self.opened = True
+        self._tell()
+
+    def insecure(self, pipe: Pipe, _error: ssl.SSLError) -> None:
+        """No handshake: those who wait learn why, and the next request may try again."""
+        self._disarm()
+        pipe.flush()
+        self._fail(Reason.UPSTREAM_TLS)
+
+    def ended(self, pipe: Pipe) -> None:
+        """The target closed it, or something on the way did."""
+        self._disarm()
+        self.closed, self.broken = True, pipe.broken
+        if self.owned.target.endpoint.tls and not pipe.secure:
+            self._fail(Reason.UPSTREAM_RESET)
         else:
-            yield commands.SendData(self.server, data)
+            self._tell()
+            self.close()
+
+    def crowded(self, pipe: Pipe, full: bool) -> None:
+        """Sending is behind, or no longer so."""
+        if self.lane is not None:
+            self.lane.client.crowded(pipe, full)
+
+    def lost(self, _pipe: Pipe) -> None:
+        """The socket is closed."""
+        self.over = True
+
+    def _tell(self, lane: "TargetSide | None" = None) -> None:
+        lane = lane or self.lane
+        if lane is not None:
+            lane.client.heard(lane, self)
+        else:
+            self.close()
+
+    # -- what a lane and the pool ask for -----------------------------------------------------------------------------
+
+    def send(self, data: bytes) -> None:
+        """Send bytes to the target."""
+        if self._pipe is not None:
+            self._pipe.send(data)
 
     def taken(self) -> bytes:
         """What came since the last call."""
-        data = b"".join(self.inbox)
-        self.inbox.clear()
-        return data
+        inbox = self.inbox
+        if not inbox:
+            return b""
+        self.inbox = []
+        return inbox[0] if len(inbox) == 1 else b"".join(inbox)
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing came that was not asked for: neither taken, nor still in the reader."""
-        reader = self.streams[0] if self.streams else None
-        waiting = vars(reader).get("_buffer") if reader is not None else b"?"
-        return not (self.over or self.closed or self.inbox or waiting or (reader is not None and reader.at_eof()))
+        """Whether it can carry a request: open, and nothing came that was not asked for."""
+        return self.opened and not (self.over or self.closed or self.failed or self.inbox)
 
-    def give(self, owner: "GateHandler") -> None:
-        """Let another client connection have it. mitmproxy's object for it is a new one: the old one's was closed."""
-        old = self.server
-        self.server = Server(address=old.address)
-        self.server.state = ConnectionState.OPEN
-        self.server.peername, self.server.sockname, self.server.sni = old.peername, old.sockname, old.sni
-        if isinstance(self.top, ServerTLSLayer):
-            self.server.tls, self.server.alpn = True, old.alpn
-            self.server.timestamp_tls_setup = old.timestamp_tls_setup
-            self.top.conn = self.top.tunnel_connection = self.server
-        self.owner = owner
+    @property
+    def is_full(self) -> bool:
+        """Whether sending is behind."""
+        return self._pipe is not None and self._pipe.full
 
+    def pause(self, stop: bool) -> None:
+        """Read nothing of the target for now, or go on."""
+        if self._pipe is not None:
+            self._pipe.pause(stop)
 
-async def pump(link: Link) -> None:
-    """Read until either side ends it. Closes the socket, whatever happens."""
-    try:
-        await _read(link)
-    except asyncio.CancelledError:
-        pass  # by `GateHandler.drop`, by the pool, by the end of the client's connection
-    finally:
-        link.over = True
-        if link.streams is not None:
-            link.streams[1].close()
-    if link.owner is not None:
-        await link.owner.link_over(link)
+    def cut(self) -> None:
+        """End it although an answer is waited for, whose exchange learns of it as of any other end."""
+        lane = self.lane
+        self.closed = True
+        self.close()
+        self._tell(lane)
 
+    def close(self) -> None:
+        """Close it for good; the lane hears nothing more of it."""
+        self._end(reset=False)
 
-async def _read(link: Link) -> None:
-    if link.streams is None:
-        return
-    reader = link.streams[0]
-    while True:
-        if link.owner is not None:
-            await link.owner.server_gate.wait()
-        try:
-            data = await reader.read(65536)
-        except OSError:
-            link.broken = True
-            return
-        owner = link.owner
-        if not data or owner is None:
-            return
-        await owner.server_event(events.DataReceived(link.server, data))
-        await owner.drain_writers()
+    def reset(self) -> None:
+        """The same by RST."""
+        self._end(reset=True)
+
+    def _end(self, *, reset: bool) -> None:
+        self._disarm()
+        self.lane, self.over = None, True
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+        if self._pipe is not None:
+            if reset:
+                self._pipe.reset()
+            else:
+                self._pipe.close()
+
+    def _disarm(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
 
 class Pool:
-    """Connections that wait, bounded in number and time. Not thread-safe: it lives on the daemon's loop."""
+    """Connections that wait, bounded in number and time. Not thread-safe: it lives on the daemon's loop.
+
+    Those that rest are still a client connection's, which has no request on its way; another one may take them.
+    """
 
     def __init__(self) -> None:
         self._idle: list[Link] = []
+        self._resting: dict[Link, None] = {}
 
     def __len__(self) -> int:
         return len(self._idle)
 
     def put(self, link: Link) -> None:
-        """Keep a connection that has no owner any more; the one that waited longest makes room."""
+        """Keep a connection that has no lane any more; the one that waited longest makes room."""
         for ended in [other for other in self._idle if other.over]:
             self._forget(ended)
-        link.owner = None
+        link.lane = None
+        link.pause(False)
         self._idle.append(link)
-        loop = asyncio.get_running_loop()
-        link.timer = loop.call_later(link.idle, self._discard, link)
+        link.timer = asyncio.get_running_loop().call_later(link.idle, self._discard, link)
         mine = [other for other in self._idle if other.owned.run is link.owned.run]
         if len(mine) > MAX_IDLE_RUN:
             self._discard(mine[0])
         if len(self._idle) > MAX_IDLE:
             self._discard(self._idle[0])
+
+    def rest(self, link: Link) -> None:
+        """Its client connection has no request on its way."""
+        self._resting[link] = None
+
+    def busy(self, link: Link) -> None:
+        """It rests no more."""
+        self._resting.pop(link, None)
 
     def take(self, run: Run, target: Target) -> Link | None:
         """The connection that was used last, of those that may be used."""
@@ -209,18 +285,22 @@ class Pool:
             if link.is_quiet and link.owned.serves(run, target, link.pin):
                 self._forget(link)
                 return link
+        for link in self._resting:
+            if link.is_quiet and link.owned.serves(run, target, link.pin):
+                if link.lane is not None:
+                    link.lane.lend(link)
+                return link
         return None
 
     def close(self, run: Run) -> None:
-        """Close all of a run's."""
+        """Close all of a run's that no client connection has."""
         for link in tuple(self._idle):
             if link.owned.run is run:
                 self._discard(link)
 
     def _discard(self, link: Link) -> None:
         self._forget(link)
-        if link.task is not None:
-            link.task.cancel()
+        link.close()
 
     def _forget(self, link: Link) -> None:
         if link.timer is not None:

@@ -1,43 +1,37 @@
-"""Our proxy mode: a listening socket that somebody else made, and the run it belongs to."""
+"""A listening socket that somebody else made, the run it belongs to, and the connections that were accepted on it."""
 
 import asyncio
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NoReturn
+from functools import partial
+from typing import Any, Literal
 
 from mitmproxy.options import Options
-from mitmproxy.proxy.context import Context
-from mitmproxy.proxy.layer import Layer
-from mitmproxy.proxy.layers import modes
-from mitmproxy.proxy.mode_servers import AsyncioServerInstance
 from mitmproxy.proxy.mode_specs import ProxyMode
 
 from credgate.gateway.accepting import Acceptor, Share
+from credgate.gateway.bridge import StreamsEnd
+from credgate.gateway.client import Client
 from credgate.gateway.crowd import Crowd
 from credgate.gateway.dial import Streams
 from credgate.gateway.exchange import ClientState
-from credgate.gateway.handler import GateHandler
+from credgate.gateway.front import Front
+from credgate.gateway.handler import Agreed, GateHandler
 from credgate.gateway.hooks import Hooks
-from credgate.gateway.lane import Lane
 from credgate.gateway.tunnel import Tunnel, tunnel_for
 from credgate.runs import Listener, Run
+from rules.policy import Endpoint
 
 MAX_CONNECTIONS = 512  # of one run: a jail can't take the daemon's descriptors from the other runs
+_CLOSING = 5.0  # seconds in which connections have to be gone that were killed
 
-
-class _NoRegistry:
-    """mitmproxy finds connections here to inject messages into them; nothing of ours may."""
-
-    connections: ClassVar[dict[Any, Any]] = {}
-
-    def register_connection(self, connection_id: object, handler: object) -> NoReturn:
-        """Never called: handle_stream below keeps its own."""
-        raise NotImplementedError
+type Handler = Client | GateHandler | Tunnel
 
 
 @dataclass(frozen=True)
 class CredgateMode(ProxyMode):  # type: ignore[no-untyped-call]
-    """`data` names the run and the port; the socket itself comes with the instance."""
+    """What mitmproxy is told of a listener: its engine asks for it."""
 
     transport_protocol: Literal["tcp"] = "tcp"
     description: str = "credgate listener"
@@ -51,79 +45,92 @@ class CredgateMode(ProxyMode):  # type: ignore[no-untyped-call]
         return 0
 
 
-class CredgateInstance(AsyncioServerInstance[CredgateMode]):  # type: ignore[no-untyped-call]
-    """Accepts on one listener. Made by `bind`."""
+class _Surplus(asyncio.Protocol):
+    """One connection too many."""
 
-    run: Run
-    listener: Listener
-    hooks: Hooks
-    options: Options
-    crowd: Crowd
-    share: Share | None = None  # with the processes that accept on the same sockets
-    handlers: dict[GateHandler | Tunnel, asyncio.Task[Any]]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Close it."""
+        if isinstance(transport, asyncio.WriteTransport):
+            transport.abort()
 
-    @classmethod
-    def bind(cls, run: Run, listener: Listener, *, hooks: Hooks, options: Options, crowd: Crowd) -> "CredgateInstance":
-        """Make the instance of one listener; `start` accepts."""
-        spec = f"credgate:{run.id}/{listener.port}"
-        instance = cls(CredgateMode(spec, f"{run.id}/{listener.port}", None, listener.port), _NoRegistry())
-        instance.run, instance.listener, instance.hooks, instance.options = run, listener, hooks, options
-        instance.handlers, instance.crowd = {}, crowd
-        return instance
 
-    async def listen(self, host: str, port: int) -> list[Any]:
+class CredgateInstance:
+    """Accepts on one listener. What it is asked to do by a connection is `client.Door`."""
+
+    def __init__(self, run: Run, listener: Listener, *, hooks: Hooks, options: Options, crowd: Crowd) -> None:
+        self.run, self.listener, self.front = run, listener, Front()
+        self.handlers: set[Handler] = set()
+        self._hooks, self._options, self._crowd = hooks, options, crowd
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._empty = asyncio.Event()
+        self.share: Share | None = None  # with the processes that accept on the same sockets
+        self._server: asyncio.Server | Acceptor | None = None
+
+    async def start(self) -> None:
         """Accept on the socket we were given. Raises OSError where it does not listen."""
         sock = self.listener.sock
         if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             raise OSError(f"socket for port {self.listener.port} does not listen")
         if self.share is not None:
-            return [Acceptor(sock, self.share, self.handle_stream)]
-        return [await asyncio.start_server(self.handle_stream, sock=sock)]
+            self._server = Acceptor(sock, self.share, self._accept)
+        else:
+            self._server = await asyncio.get_running_loop().create_server(self._accept, sock=sock)
 
-    def top_layer(self, handler: GateHandler) -> Layer:
-        """CONNECT and absolute-form on the proxy port; elsewhere the first byte tells TLS from HTTP."""
-        context = handler.layer.context
-        if self.listener.proxy:
-            return Lane(context, handler, outer=True)
-        context.server.address = ("direct.invalid", self.listener.port)
-        return modes.HttpProxy(context)
-
-    def make_top_layer(self, context: Context) -> Layer:
-        """Never called: `handle_stream` below has a handler of its own to make the layer for."""
-        raise NotImplementedError
-
-    async def handle_stream(self, reader: Any, writer: Any = None) -> None:
-        """Run one accepted connection to its end."""
-        if not self.crowd.enter(self.run.id, MAX_CONNECTIONS):
-            writer.transport.abort()
-            return
-        try:
-            await self._serve(reader, writer)
-        finally:
-            self.crowd.leave(self.run.id)
-
-    async def _serve(self, reader: Any, writer: Any) -> None:
-        # Accepted sockets inherit the listener's protocol number; where it is 0 asyncio leaves Nagle on.
-        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        handler = self._handler((reader, writer))
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("not in a task")
-        self.handlers[handler] = task
-        try:
-            await handler.handle_client()
-        finally:
-            self.handlers.pop(handler, None)
-
-    def _handler(self, streams: Streams) -> GateHandler | Tunnel:
+    def _accept(self) -> asyncio.BaseProtocol:
         """What a port leads to is asked anew for each connection: a reload may have changed it."""
+        if not self._crowd.enter(self.run.id, MAX_CONNECTIONS):
+            return _Surplus()
+        self._count(1)
         state = ClientState(run=self.run, listener=self.listener)
         opaque = None if self.listener.proxy else tunnel_for(self.run, self.listener.port)
         if opaque is not None:
-            return Tunnel(streams, opaque, state=state, hooks=self.hooks)
-        handler = GateHandler(streams, self.options, self.mode, state=state, hooks=self.hooks)
-        handler.layer = self.top_layer(handler)
-        return handler
+            reader = asyncio.StreamReader()
+            return asyncio.StreamReaderProtocol(reader, partial(self._piped, state, opaque))
+        client = Client(self, state, self._hooks)
+        self.handlers.add(client)
+        return client.pipe
+
+    async def _piped(self, state: ClientState, opaque: Endpoint, *streams: Any) -> None:
+        try:
+            # as in Pipe.connection_made
+            streams[1].get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._run(Tunnel(streams, opaque, state=state, hooks=self._hooks))
+        finally:
+            self._leave(state)
+
+    async def _run(self, handler: GateHandler | Tunnel) -> None:
+        self.handlers.add(handler)
+        try:
+            await handler.handle_client()
+        finally:
+            self._left(handler)
+
+    def hand_over(self, client: Client, data: bytes) -> None:
+        """Have mitmproxy's engine go on with a connection; `data` came of it already."""
+        streams = StreamsEnd(client.pipe, client.handed_back).streams(data)
+        agreed = Agreed(tls=client.pipe.secure, sni=client.sni, alpn=client.pipe.alpn)
+        self.handlers.discard(client)
+        task = asyncio.get_running_loop().create_task(self._run(self._engine(client.state, streams, agreed)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _engine(self, state: ClientState, streams: Streams, agreed: Agreed) -> GateHandler:
+        spec = f"{state.run.id}/{self.listener.port}"
+        mode = CredgateMode(f"credgate:{spec}", spec, None, self.listener.port)
+        return GateHandler(streams, self._options, mode, state=state, hooks=self._hooks, agreed=agreed)
+
+    def gone(self, client: Client) -> None:
+        """A connection that was accepted is closed."""
+        self._left(client)
+        self._leave(client.state)
+
+    def _leave(self, state: ClientState) -> None:
+        self._crowd.leave(state.run.id)
+        self._count(-1)
+
+    def _count(self, change: int) -> None:
+        if self.share is not None:
+            self.share.more(change)
 
     def cut(self, detail: str, binding: str = "") -> int:
         """End every connection at once, or those that `binding` was used on; how many they were."""
@@ -134,10 +141,18 @@ class CredgateInstance(AsyncioServerInstance[CredgateMode]):  # type: ignore[no-
 
     async def shut(self) -> None:
         """Stop accepting, end every connection, and return when all are gone."""
-        if self.is_running:
-            await self.stop()
-        tasks = tuple(self.handlers.values())
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         for handler in tuple(self.handlers):
             handler.close("the run ended")
-        if tasks:
-            await asyncio.wait(tasks, timeout=5.0)
+        if self.handlers:
+            self._empty.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSING):
+                    await self._empty.wait()
+
+    def _left(self, handler: Handler) -> None:
+        self.handlers.discard(handler)
+        if not self.handlers:
+            self._empty.set()

@@ -87,9 +87,7 @@ class Serving:
         self._hooks.judge.decoys.add(run)
         try:
             for listener in listeners:
-                instance = CredgateInstance.bind(
-                    run, listener, hooks=self._hooks, options=self._options, crowd=self._crowd
-                )
+                instance = CredgateInstance(run, listener, hooks=self._hooks, options=self._options, crowd=self._crowd)
                 instance.share = self.share
                 made.append(instance)
                 await instance.start()

@@ -1,7 +1,6 @@
 """TLS towards the targets: the system's roots and an endpoint's own, never our CA; verification is never off."""
 
 import hashlib
-import os
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -12,29 +11,14 @@ from OpenSSL.crypto import X509
 
 from credgate.errors import CredgateError
 from credgate.gateway.clientcert import Identity
+from credgate.gateway.targettls import CA_HINT, Stamp, TargetTls, stamp
 from credgate.trust import BUNDLES
 from rules.policy import Endpoint
 
 _MAX_CONTEXTS = 256
-_CA_HINT = "see `ca` of the endpoint in the policy"
 
 
 type _Key = tuple[Stamp, Stamp, bytes, bool, Identity | None]
-type Stamp = tuple[str, int, int, int]
-
-
-def stamp(file: str) -> Stamp:
-    """What changes when a file of certificates does: a renewed CA counts from the next connection on.
-
-    Raises CredgateError where it can't be found. "" stands for no file.
-    """
-    if not file:
-        return ("", 0, 0, 0)
-    try:
-        found = os.stat(file)  # noqa: PTH116 - for each connection: no object for it
-    except OSError as error:
-        raise CredgateError("ca_unusable", f"CA file {file}: {error.strerror}", _CA_HINT) from error
-    return (file, found.st_ino, found.st_mtime_ns, found.st_size)
 
 
 class UpstreamTls:
@@ -48,6 +32,7 @@ class UpstreamTls:
                 "no_trust_store", f"no CA bundle at any of {', '.join(BUNDLES)}", "install the ca-certificates package"
             )
         self._bundle = found
+        self.targets = TargetTls(found)  # the same for the strict lane
         self._contexts: OrderedDict[_Key, SSL.Context] = OrderedDict()
 
     @property
@@ -122,4 +107,4 @@ def _load(context: SSL.Context, file: str) -> None:
     try:
         context.load_verify_locations(file)
     except SSL.Error as error:
-        raise CredgateError("ca_unusable", f"CA file {file}: not a readable PEM bundle", _CA_HINT) from error
+        raise CredgateError("ca_unusable", f"CA file {file}: not a readable PEM bundle", CA_HINT) from error

@@ -1,0 +1,327 @@
+"""One client connection, from its accept on: what it speaks, its lane in HTTP/1.1, and how it ends.
+
+HTTP/2, and everything from a first WebSocket handshake on, is handed to mitmproxy's engine (`handler`). Nothing that
+fails in here is passed on: the outermost frame of each call ends the connection.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from credgate.gateway import waiting
+from credgate.gateway.dial import Dialler
+from credgate.gateway.ending import Ending, where
+from credgate.gateway.exchange import ClientState, Key
+from credgate.gateway.front import Front, Hello, unread
+from credgate.gateway.hooks import Hooks
+from credgate.gateway.lane import Lane
+from credgate.gateway.lanetarget import TargetSide
+from credgate.gateway.link import Link, Pool
+from credgate.gateway.pipe import Pipe
+from credgate.gateway.refusal import Refusal, deny
+from credgate.gateway.targettls import TargetTls
+from credgate.gateway.turn import Turn
+from credgate.gateway.waiting import BodyWanted
+from credgate.ledger.record import LedgerError
+from rules.decide import endpoint_for
+from rules.hosts import HostError, normalize_host
+from rules.reasons import Reason
+
+logger = logging.getLogger(__name__)
+
+_FALLBACK_NAME = "unnamed.invalid"
+
+
+class Door(Protocol):
+    """What accepted a client connection."""
+
+    front: Front
+
+    def hand_over(self, client: "Client", data: bytes) -> None:
+        """Have mitmproxy's engine go on with a connection; `data` came of it already."""
+
+    def gone(self, client: "Client") -> None:
+        """A connection that was accepted is closed."""
+
+
+class Client(Ending):
+    """The end of a client's pipe. `state.run` is the listener's run: nothing that the client says changes it."""
+
+    def __init__(self, door: Door, state: ClientState, hooks: Hooks) -> None:
+        self.state, self.steps = state, hooks.steps
+        self.sni: str | None = None
+        self.pipe = Pipe(self)
+        self._door, self._hooks = door, hooks
+        self._loop = asyncio.get_running_loop()
+        self._lane: Lane | None = Lane(self, outer=True) if state.listener.proxy else None
+        self._progress: asyncio.TimerHandle | None = None
+        self._judging: set[asyncio.Task[None]] = set()
+        self._is_lost = False
+        self._moved = self._loop.time()
+        self._watch = self._loop.call_later(self.steps.timeouts.idle, self._look)
+        if not state.listener.proxy:
+            self._expect_progress()
+
+    # -- the end of its pipe ------------------------------------------------------------------------------------------
+
+    def received(self, _pipe: Pipe, data: bytes) -> None:
+        """Bytes of the client's."""
+        self._moved = self._loop.time()
+        try:
+            if self._lane is not None:
+                self._lane.received(data)
+            else:
+                self._begin(data)
+        except Exception as error:  # noqa: BLE001 - the outermost frame of the lane: it ends the connection
+            self.failed(error)
+
+    def secured(self, pipe: Pipe) -> None:
+        """The handshake is done, with a leaf for the name that was asked for."""
+        self._progressed()
+        try:
+            if pipe.alpn == "h2":
+                self.hand_over(b"")
+        except Exception as error:  # noqa: BLE001 - as in received
+            self.failed(error)
+
+    def insecure(self, pipe: Pipe, error: ssl.SSLError) -> None:
+        """The client gave up, sent no TLS behind the first byte, or could not be shown a leaf."""
+        self._progressed()
+        made = pipe.tls
+        if isinstance(made, Hello) and made.fault is not None:
+            self.failed(made.fault)
+            return
+        unreadable = unread(made, error)
+        if not unreadable:
+            pipe.flush()
+        self._no_handshake(unreadable)
+
+    def ended(self, pipe: Pipe) -> None:
+        """The client sends nothing more."""
+        try:
+            if self._lane is not None:
+                self._lane.left()
+            elif pipe.tls is not None and not pipe.secure:
+                self._no_handshake(False)
+            else:
+                self.pipe.close()
+        except Exception as error:  # noqa: BLE001 - as in received
+            self.failed(error)
+
+    def crowded(self, _pipe: Pipe, _full: bool) -> None:
+        """Sending to the client is behind, or to its target, or no longer so."""
+        try:
+            if self._lane is not None:
+                self._lane.crowded()
+        except Exception as error:  # noqa: BLE001 - as in received
+            self.failed(error)
+
+    def lost(self, _pipe: Pipe) -> None:
+        """The socket is closed: so are the exchanges that were on their way."""
+        self._is_lost = True
+        self._watch.cancel()
+        self._progressed()
+        if not self._judging:
+            self._settle()
+
+    def _settle(self) -> None:
+        try:
+            for exchange in tuple(self.state.exchanges):
+                self.steps.finish(self.state, exchange, detail="client closed the connection")
+            waiting.let_all_go(self.state)
+        except Exception as error:  # noqa: BLE001 - as in received
+            self.failed(error)
+        self._door.gone(self)
+
+    # -- how it begins ------------------------------------------------------------------------------------------------
+
+    def _begin(self, data: bytes) -> None:
+        """Tell TLS from HTTP by the first byte; what is neither gets no second one through."""
+        if data[0] == 0x16 and self.pipe.tls is None:
+            self._expect_progress()
+            self.pipe.start_tls(self._door.front.handshake(self._leaf), data)
+        elif data[:1].isalpha() or data[:1] == b"\r":
+            self._progressed()
+            self._lane = Lane(self, outer=False)
+            self._lane.received(data)
+        else:
+            self._hooks.judge.records.connection(self.state, Reason.NOT_HTTP, detail="neither TLS nor HTTP")
+            self._finish()
+
+    def tunnelled(self, data: bytes) -> None:
+        """A CONNECT was taken: everything begins anew in the tunnel."""
+        self._expect_progress()
+        self._lane = None
+        if data:
+            self._begin(data)
+
+    def _leaf(self, sni: str | None) -> ssl.SSLContext:
+        """A leaf for the name that the client asks for, listed or not: the refusal is spoken inside."""
+        self.sni, state = sni, self.state
+        host = (sni or state.connect_host.decode("ascii", "replace").strip("[]") or state.run.gateway_ip).lower()
+        alpn: tuple[str, ...] = ("http/1.1",)
+        try:
+            name = normalize_host(host.encode("ascii"))
+        except (HostError, UnicodeEncodeError):
+            name = _FALLBACK_NAME
+        if isinstance(name, str):
+            endpoint = endpoint_for(state.run.policy, state.run.role, name, state.port, tls=True)
+            alpn = endpoint.alpn if endpoint is not None else alpn
+        return self._hooks.authority.context_for(name if isinstance(name, str) else str(name.address), alpn)
+
+    def _no_handshake(self, unreadable: bool) -> None:
+        records = self._hooks.judge.records
+        try:
+            if unreadable:
+                records.connection(self.state, Reason.NOT_HTTP, detail="neither TLS nor HTTP")
+            else:
+                records.broken_off(self.state, self.sni or "")
+        except Exception as error:  # noqa: BLE001 - as in received
+            self.failed(error)
+        self._finish()
+
+    def hand_over(self, data: bytes) -> None:
+        """Leave the connection to mitmproxy's layers, from these bytes on."""
+        self._lane = None
+        self._watch.cancel()
+        self._door.hand_over(self, data)
+
+    def handed_back(self) -> None:
+        """Those are done with it, and the socket is closed."""
+        self._door.gone(self)
+
+    # -- what the lane asks for ---------------------------------------------------------------------------------------
+
+    @property
+    def pool(self) -> Pool:
+        """Connections to targets that wait."""
+        return self._hooks.pool
+
+    @property
+    def dialler(self) -> Dialler:
+        """What connects to targets."""
+        return self._hooks.judge.dialler
+
+    @property
+    def targets(self) -> TargetTls:
+        """What TLS to them is made with."""
+        return self._hooks.upstream.targets
+
+    def admit(self, turn: Turn, then: Callable[[Turn], None]) -> bool:
+        """Have a request judged: True where that is done; else `then` is called when it is.
+
+        On Allow its headers are the judged ones with the secret in place.
+        """
+        task = asyncio.Task(self._judge(turn), loop=self._loop, eager_start=True)
+        if task.done():
+            return True
+        self._judging.add(task)
+        task.add_done_callback(partial(self._judged, turn, then))
+        return False
+
+    async def _judge(self, turn: Turn) -> None:
+        try:
+            body = b"".join(turn.kept) if turn.collecting else None
+            admitted = await self.steps.admit(self.state, turn.exchange, turn.wire, self._connected(), body)
+        except Exception as error:  # noqa: BLE001 - the outermost frame of a judgement: it ends in a denial
+            self._not_judged(turn, error)
+            return
+        if admitted is None:
+            return
+        turn.collecting = isinstance(admitted, BodyWanted)
+        if not isinstance(admitted, BodyWanted):
+            turn.take(admitted)
+        turn.exchange.refusal = None
+
+    def _judged(self, turn: Turn, then: Callable[[Turn], None], task: "asyncio.Task[None]") -> None:
+        self._judging.discard(task)
+        self._record_if_dead()
+        if not self.dead and not task.cancelled():
+            self._moved = self._loop.time()
+            try:
+                then(turn)
+            except Exception as error:  # noqa: BLE001 - as in received
+                self.failed(error)
+        if self._is_lost and not self._judging:
+            self._settle()
+
+    def _not_judged(self, turn: Turn, error: Exception) -> None:
+        """A judgement failed. Its refusal, stamped before, is spoken."""
+        exchange, records = turn.exchange, self._hooks.judge.records
+        detail = f"judging: {type(error).__name__}"
+        logger.error("gateway: %s at %s", detail, where(error))
+        exchange.refusal = exchange.refusal or Refusal(deny=deny(Reason.INTERNAL))
+        self.state.run.denied += 1
+        try:
+            if exchange.intent_seq:
+                records.outcome(self.state, exchange, reason=Reason.INTERNAL, detail=detail)
+            else:
+                records.deny(self.state, exchange, exchange.refusal, turn.wire, detail)
+        except LedgerError:
+            exchange.refusal = Refusal(deny=deny(Reason.LEDGER_UNAVAILABLE))
+
+    def _connected(self) -> frozenset[Key]:
+        return self._lane.open_to if self._lane is not None else frozenset()
+
+    def heard(self, lane: TargetSide, link: Link) -> None:
+        """Something came of a target, or it ended."""
+        self._moved = self._loop.time()
+        try:
+            lane.heard(link)
+        except Exception as error:  # noqa: BLE001 - as in received
+            self.failed(error)
+
+    def later(self, seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        """Call something of the lane's when it is time."""
+        return self._loop.call_later(seconds, self._timed, call)
+
+    def _timed(self, call: Callable[[], None]) -> None:
+        if self.dead:
+            return
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - as in received
+            self.failed(error)
+
+    # -- how it ends --------------------------------------------------------------------------------------------------
+
+    def failed(self, error: Exception) -> None:
+        """What was to be done raised: nothing more is sent on any side."""
+        logger.error("gateway: lane failed: %s at %s", type(error).__name__, where(error))
+        self.end(Reason.INTERNAL, f"lane: {type(error).__name__}")
+
+    def kill(self) -> None:
+        """Close the client's connection and the upstream one at once, with nothing more sent on either."""
+        self.dead = self.state.closed = True
+        self._progressed()
+        for exchange in self.state.exchanges:
+            exchange.disarm()
+        self.pipe.reset()
+        if self._lane is not None:
+            self._lane.killed()
+
+    def _finish(self) -> None:
+        self._progressed()
+        self.pipe.close(notify=True)
+
+    def _expect_progress(self) -> None:
+        """End the connection unless `_progressed` is called in time."""
+        self._progressed()
+        self._progress = self._loop.call_later(self.steps.timeouts.tls, self.kill)
+
+    def _progressed(self) -> None:
+        if self._progress is not None:
+            self._progress.cancel()
+            self._progress = None
+
+    def _look(self) -> None:
+        """End it where nothing has moved for the idle time; else look again when that could be so."""
+        left = self._moved + self.steps.timeouts.idle - self._loop.time()
+        if left > 0 or self._judging:
+            self._watch = self._loop.call_later(max(left, 1.0), self._look)
+            return
+        self.ended(self.pipe)
+        self.pipe.close()

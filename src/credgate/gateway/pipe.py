@@ -1,0 +1,270 @@
+"""One TCP connection of a client's or to a target's, in the clear or in TLS: bytes come and go, nothing of HTTP.
+
+TLS is OpenSSL between two buffers in memory. What asyncio's streams, its TLS and pyOpenSSL's would add to a request is
+more than all of this (docs/decisions/0110).
+"""
+
+import asyncio
+import socket
+import ssl
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol, cast
+
+READ = 256 << 10  # bytes read from a socket at once
+FLUSH = 30.0  # seconds for what is still to be sent when a connection is closed
+_RECORD = 17 << 10  # bytes: more than one of TLS holds
+_PLAIN_ROOM = READ + _RECORD
+_NO_LINGER = struct.pack("ii", 1, 0)  # socket(7): close then discards what is queued and sends RST
+
+# Shared by all connections: what is read is taken before anything else is. Two of them, or TLS could not be undone.
+_wire = memoryview(bytearray(READ))
+_plain = memoryview(bytearray(_PLAIN_ROOM))
+
+
+type Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class End(Protocol):
+    """Who has a pipe. None of these may raise: a pipe has nobody to tell."""
+
+    def received(self, pipe: "Pipe", data: bytes) -> None:
+        """Bytes came; in TLS they are decrypted."""
+
+    def secured(self, pipe: "Pipe") -> None:
+        """The handshake is done."""
+
+    def insecure(self, pipe: "Pipe", error: ssl.SSLError) -> None:
+        """The handshake failed."""
+
+    def ended(self, pipe: "Pipe") -> None:
+        """The other side sends nothing more; `pipe.broken` where that was no proper end. Once, and not behind close."""
+
+    def crowded(self, pipe: "Pipe", full: bool) -> None:
+        """More waits to be sent than should, or no longer so."""
+
+    def lost(self, pipe: "Pipe") -> None:
+        """The socket is closed. Once."""
+
+
+class Pipe(asyncio.BufferedProtocol):
+    """`end` may change while it lives. A pipe that was closed, by either side, tells of nothing but `lost`."""
+
+    __slots__ = (
+        "_incoming",
+        "_outgoing",
+        "_paused",
+        "_tls",
+        "_transport",
+        "broken",
+        "closing",
+        "end",
+        "ended",
+        "full",
+        "keeps",
+        "secure",
+    )
+
+    def __init__(self, end: End) -> None:
+        self.end = end
+        self.secure = False  # the handshake is done
+        self.ended = False  # by the other side
+        self.broken = False  # and not as it should be
+        self.closing = False  # by us
+        self.full = False  # sending is behind
+        self.keeps: object = None  # what must live as long as this does
+        self._transport: asyncio.Transport
+        self._tls: ssl.SSLObject | None = None
+        self._incoming: ssl.MemoryBIO
+        self._outgoing: ssl.MemoryBIO
+        self._paused = False
+
+    # -- what asyncio calls -------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a socket that is connected."""
+        self._transport = cast("asyncio.Transport", transport)
+        sock = transport.get_extra_info("socket")
+        # Accepted sockets inherit the listener's protocol number; where it is 0 asyncio leaves Nagle on.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def adopt(self, streams: Streams) -> bytes:
+        """Take over a connection that streams had; returns what came of it already."""
+        reader, writer = streams
+        self.keeps = streams  # a StreamWriter that is collected closes its transport
+        transport = cast("asyncio.Transport", writer.transport)
+        transport.set_protocol(self)
+        self.connection_made(transport)
+        transport.resume_reading()
+        ahead, over = bytes(vars(reader)["_buffer"]), bool(vars(reader)["_eof"])
+        if over:
+            asyncio.get_running_loop().call_soon(self.eof_received)
+        return ahead
+
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        """Where to read to."""
+        return _wire
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes were read."""
+        if self.closing or self.ended:
+            return
+        if self._tls is None:
+            self.end.received(self, bytes(_wire[:nbytes]))
+            return
+        self._incoming.write(_wire[:nbytes])
+        self._pump()
+
+    def eof_received(self) -> None:
+        """The other side's FIN. asyncio closes the socket then, once all was sent."""
+        self._over()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is closed, by whichever side."""
+        self.broken = self.broken or exc is not None
+        self._over()
+        self.closing = True
+        self.end.lost(self)
+
+    def pause_writing(self) -> None:
+        """The transport holds more than it should."""
+        self.full = True
+        self.end.crowded(self, True)
+
+    def resume_writing(self) -> None:
+        """It has room again."""
+        self.full = False
+        self.end.crowded(self, False)
+
+    # -- TLS ----------------------------------------------------------------------------------------------------------
+
+    def start_tls(self, make: Callable[[ssl.MemoryBIO, ssl.MemoryBIO], ssl.SSLObject], data: bytes = b"") -> None:
+        """Begin a handshake; `data` are its first bytes, where they came already."""
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = make(self._incoming, self._outgoing)
+        if data:
+            self._incoming.write(data)
+        self._pump()
+
+    @property
+    def alpn(self) -> str:
+        """What the handshake agreed on, "" for nothing."""
+        return (self._tls.selected_alpn_protocol() or "") if self._tls is not None else ""
+
+    @property
+    def tls(self) -> ssl.SSLObject | None:
+        """TLS, where it was begun."""
+        return self._tls
+
+    def _pump(self) -> None:
+        """Take what came through TLS, as far as it goes."""
+        if not self.secure and not self._shake():
+            return
+        over = False
+        while self._incoming.pending and not over and not (self.closing or self.ended):
+            data, over = self._decrypted()
+            if data:
+                self.end.received(self, data)
+        if not self.closing:
+            self.flush()
+        if over:
+            self._over()
+
+    def _shake(self) -> bool:
+        tls = cast("ssl.SSLObject", self._tls)
+        try:
+            tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self.flush()
+            return False
+        except ssl.SSLError as error:
+            self.ended = True
+            self.end.insecure(self, error)
+            return False
+        self.flush()
+        self.secure = True
+        self.end.secured(self)
+        return not self.closing
+
+    def _decrypted(self) -> tuple[bytes, bool]:
+        """What whole records there are, as many as there is room for; and whether nothing more comes."""
+        read, incoming, at = cast("ssl.SSLObject", self._tls).read, self._incoming, 0
+        over = False
+        try:
+            while incoming.pending and _PLAIN_ROOM - at >= _RECORD:
+                count = read(_RECORD, cast("bytearray", _plain[at:] if at else _plain))
+                if not count:  # close_notify
+                    over = True
+                    break
+                at += cast("int", count)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError:  # a record that is none, or an alert
+            self.broken = over = True
+        return bytes(_plain[:at]), over
+
+    def flush(self) -> None:
+        """Send what TLS has to say of its own: the alert, where a handshake failed."""
+        if self._outgoing.pending:
+            self._transport.write(self._outgoing.read())
+
+    # -- what the end asks for ----------------------------------------------------------------------------------------
+
+    def send(self, data: bytes) -> None:
+        """Send bytes, or have them wait; `crowded` tells of too many. Nothing is sent on one that was closed."""
+        if self.closing:
+            return
+        if self._tls is None:
+            self._transport.write(data)
+            return
+        sent = self._tls.write(data)
+        while sent < len(data):
+            sent += self._tls.write(memoryview(data)[sent:])
+        self._transport.write(self._outgoing.read())
+
+    def pause(self, stop: bool) -> None:
+        """Read nothing for now, or go on."""
+        if stop is self._paused or self.closing:
+            return
+        self._paused = stop
+        if stop:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def close(self, *, notify: bool = False) -> None:
+        """Send what waits, and close. `notify`: with the proper end of TLS."""
+        if self.closing:
+            return
+        if notify and self.secure and self._tls is not None:
+            with suppress(ssl.SSLError):  # the other side's own end is not there yet, nor waited for
+                self._tls.unwrap()
+            self.flush()
+        self.closing = True
+        self._transport.close()
+        if self.unsent:
+            asyncio.get_running_loop().call_later(FLUSH, self._transport.abort)
+
+    def reset(self) -> None:
+        """End it at once by RST: a FIN would be the proper end of a body without length."""
+        self.closing = True
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None and sock.fileno() >= 0:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self._transport.abort()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait to be sent."""
+        return self._transport.get_write_buffer_size()
+
+    def info(self, name: str) -> Any:
+        """As asyncio.BaseTransport.get_extra_info."""
+        return self._transport.get_extra_info(name)
+
+    def _over(self) -> None:
+        if self.closing or self.ended:
+            return
+        self.ended = True
+        self.end.ended(self)
