@@ -9,6 +9,7 @@ compared with it. Inputs that reach new lines of the gateway are kept as seeds.
 
 import asyncio
 import contextlib
+import json
 import logging
 import ssl
 import sys
@@ -145,14 +146,14 @@ class Fuzzer:
         self.seeds["raw tunnel"] = [*_requests(host), b"\x16\x03\x01\x00\x05hello" + bytes(40), b"SSH-2.0-x\r\n"]
         self.seeds["raw direct"] = self.seeds["raw tunnel"]
         ledger = self.r.extra["ledger"]
-        append = ledger.append
+        take = ledger._take
 
-        def listen(ev: str, *numbered: Any, **fields: Any) -> int:
-            seq = int(append(ev, *numbered, **fields))
-            self.told.append((ev, {**fields, "seq": seq}))
-            return seq
+        def listen(made: Any, *rest: Any, **named: Any) -> int:
+            fields = json.loads(made[0])
+            self.told.append((fields["ev"], fields))
+            return int(take(made, *rest, **named))
 
-        ledger.append = listen
+        ledger._take = listen
         logging.getLogger("credgate").addHandler(_Ears(self.faults))
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: self._loop(context))
 
