@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from jail.plan import under
 
 PASSWORD = "changeit"  # noqa: S105 - the public default of every JDK's cacerts; it guards nothing
-# What a JDK lies in: of the system, and below a tree that is bound (SDKMAN, asdf, mise).
-SYSTEM_HOMES = ("/usr/lib/jvm/*", "/usr/lib64/jvm/*", "/usr/java/*", "/usr/local/*")
+# What a JDK lies in: of the system, and below a tree that is bound (SDKMAN, asdf, mise). "*x": names that hold x.
+SYSTEM_HOMES = ("/usr/lib/jvm/*", "/usr/lib64/jvm/*", "/usr/java/*", "/usr/local/*jdk", "/usr/local/*jre")
 _BELOW = ("", "*", "java/*", "jvm/*", "candidates/java/*", "installs/java/*")
 _STORES = ("lib/security", "jre/lib/security")  # the second: JDK 8
 _KEPT = ("/usr", "/nix/store", "/gnu/store", "/etc/pki")
@@ -55,8 +55,14 @@ def find(trees: Sequence[str], java_home: str) -> tuple[str, ...]:
     """
     homes = [*SYSTEM_HOMES, *(os.path.normpath(f"{tree}/{below}") for tree in trees for below in _BELOW)]
     known = [*trees, *_KEPT]
-    found = (os.path.realpath(path) for path in _present([*homes, *([java_home] if java_home else [])]))
+    present = _present([*homes, *([java_home] if java_home else [])])
+    found = (os.path.realpath(path) for path in present if not _leads_to_ours(path))
     return tuple(dict.fromkeys(path for path in found if _is_store(path) and any(under(path, tree) for tree in known)))
+
+
+def _leads_to_ours(path: str) -> bool:
+    """Debian's are links to one: told by one call, where realpath(3) would make thirteen for each."""
+    return os.path.islink(path) and os.readlink(path).startswith("/etc/ssl/certs/")  # noqa: PTH114 - as above
 
 
 def _is_store(path: str) -> bool:
@@ -67,12 +73,16 @@ def _present(homes: Sequence[str]) -> Iterator[str]:
     for home in homes:
         for each in _expanded(home):
             for store in _STORES:
-                yield from (path for name in _NAMES if os.path.isfile(path := f"{each}/{store}/{name}"))  # noqa: PTH113 - likewise
+                folder = f"{each}/{store}"
+                if os.access(folder, os.X_OK):  # of all names that might be a JDK's few have it
+                    yield from (path for name in _NAMES if os.access(path := f"{folder}/{name}", os.R_OK))
 
 
 def _expanded(home: str) -> list[str]:
-    folder, star, _ = home.partition("/*")
+    folder, star, wanted = home.partition("/*")
+    if not star:
+        return [home]
     try:
-        return [f"{folder}/{name}" for name in os.listdir(folder)] if star else [home]  # noqa: PTH208 - likewise
+        return [f"{folder}/{name}" for name in os.listdir(folder) if wanted in name]  # noqa: PTH208 - as above
     except OSError:  # none there, or none to be read by the user, whom it then serves for nothing
         return []
