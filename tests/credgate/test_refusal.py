@@ -4,6 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import botocore.parsers
 import pytest
 
 from credgate.gateway import refusal
@@ -131,6 +132,21 @@ def test_git_is_told_in_text_which_it_shows(agent: bytes) -> None:
     assert fields[b"content-type"].startswith(b"text/plain")
     assert fields[b"content-length"] == b"%d" % len(told.body())
     assert (fields[b"credgate-verdict"], told.request_id) == (b"deny", plain.request_id)
+
+
+def test_botocore_reads_it_as_an_error_of_aws() -> None:
+    """By its own parsers: of S3, of query services, of JSON ones."""
+    said = Refusal(deny=Deny(reason=Reason.HOST_UNLISTED, message="No.", hint=HOSTILE + " <&>"))
+    told = said.told_to(b"Boto3/1.44.8 md/Botocore#1.44.8")
+    answer = {"status_code": 403, "headers": dict(told.fields(h2=False, close=False)), "body": told.body()}
+    for protocol in ("rest-xml", "query"):
+        parsed = botocore.parsers.create_parser(protocol).parse(answer, None)
+        assert parsed["Error"]["Code"] == "AccessDenied"
+        assert parsed["Error"]["Message"].startswith("credgate: No. To pass: an endpoint with host")
+        assert parsed["Error"]["Message"].endswith("<&>.")
+        assert parsed["ResponseMetadata"]["RequestId"] == said.request_id
+    parsed = botocore.parsers.create_parser("json").parse(answer, None)
+    assert "credgate: No." in parsed["Error"]["Message"]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
-"""A refusal as the jail sees it: one JSON shape, one header, a short fixed sentence; nothing of our own insides."""
+"""A refusal as the jail sees it: one shape, one header, a short fixed sentence; nothing of our own insides."""
 
 import json
 import secrets
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import assert_never
+from xml.sax.saxutils import escape
 
 from rules.reasons import Reason
 from rules.verdict import Deny
@@ -73,12 +76,25 @@ def new_id() -> str:
     return secrets.token_hex(8).translate(_LETTERS)
 
 
+class Form(StrEnum):
+    """What the body is, by the type that it is sent as."""
+
+    JSON = "application/json"
+    TEXT = "text/plain; charset=utf-8"
+    AWS = "application/xml"
+
+
+# Who shows nothing but the status of what it can't read, by the User-Agent's beginning (measured). botocore reads this
+# XML as an error of S3 and of query services, and of JSON services it shows whatever text came.
+_FORMS = {b"git/": Form.TEXT, b"Boto3/": Form.AWS, b"Botocore/": Form.AWS, b"aws-cli/": Form.AWS}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A Deny with the id under which the ledger has it. `plain`: told as text instead of JSON."""
+    """A Deny with the id under which the ledger has it."""
 
     deny: Deny
-    plain: bool = False
+    form: Form = Form.JSON
     request_id: str = field(default_factory=new_id)
 
     @property
@@ -89,32 +105,44 @@ class Refusal:
     @property
     def phrase(self) -> bytes:
         """The reason phrase of HTTP/1.1: all that wget, npm and pnpm show of an answer (measured)."""
-        told = "".join(
-            c if " " <= c <= "~" else "?" for c in sentence(self.deny)
-        )  # RFC 9112 4; the rest breaks clients
-        return b"%s: %s" % (phrase(self.deny.status), told.encode("ascii"))
+        return b"%s: %s" % (phrase(self.deny.status), _printable(sentence(self.deny)).encode("ascii"))
 
     def told_to(self, agent: bytes) -> "Refusal":
-        """The same in the form that a client shows: git prints what is text/plain, and of anything else the status."""
-        return replace(self, plain=True) if agent.startswith(b"git/") else self
+        """The same in the form that a client with this User-Agent shows to its user."""
+        form = next((form for start, form in _FORMS.items() if agent.startswith(start)), self.form)
+        return replace(self, form=form)
 
     def body(self) -> bytes:
-        """The JSON document of the answer, or its sentence alone."""
-        if self.plain:
-            return f"credgate: {sentence(self.deny)}\n".encode()
-        error = {
+        """The document of the answer, in its form."""
+        match self.form:
+            case Form.TEXT:
+                return f"credgate: {sentence(self.deny)}\n".encode()
+            case Form.AWS:
+                return self._xml().encode("ascii")
+            case Form.JSON:
+                return json.dumps({"error": self._error()}).encode()
+            case _:
+                assert_never(self.form)
+
+    def _xml(self) -> str:
+        code = "AccessDenied" if self.deny.status == 403 else self.deny.reason.value
+        told = escape(_printable(f"credgate: {sentence(self.deny)}"))
+        error = f"<Error><Type>Sender</Type><Code>{code}</Code><Message>{told}</Message></Error>"
+        return f"<ErrorResponse>{error}<RequestId>{self.request_id}</RequestId></ErrorResponse>"
+
+    def _error(self) -> dict[str, str]:
+        return {
             "type": "credgate_error" if self.failed else "credgate_denied",
             "code": self.deny.reason.value,
             "message": sentence(self.deny),
             "request_id": self.request_id,
         }
-        return json.dumps({"error": error}).encode()
 
     def fields(self, *, h2: bool, close: bool) -> tuple[tuple[bytes, bytes], ...]:
         """Headers of the answer, lower case as HTTP/2 wants them."""
         fields = [
             (HEADER, b"error" if self.failed else b"deny"),
-            (b"content-type", b"text/plain; charset=utf-8" if self.plain else b"application/json"),
+            (b"content-type", self.form.value.encode("ascii")),
             (b"content-length", str(len(self.body())).encode()),
             (b"cache-control", b"no-store"),
         ]
@@ -133,6 +161,11 @@ class Refusal:
         lines = [b"HTTP/1.1 %d %s" % (self.deny.status, self.phrase)]
         lines += [name + b": " + value for name, value in self.fields(h2=False, close=True)]
         return b"\r\n".join(lines) + b"\r\n\r\n" + self.body()
+
+
+def _printable(text: str) -> str:
+    """What may stand in a status line (RFC 9112 4) and in XML 1.0: some of it comes from the jail."""
+    return "".join(c if " " <= c <= "~" else "?" for c in text)
 
 
 def phrase(status: int) -> bytes:
