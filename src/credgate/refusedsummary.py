@@ -64,6 +64,8 @@ def _entry(each: Proposal | Told, role: str, made: set[str]) -> list[str]:
     if isinstance(each, Told):
         rule = f" by {first.rule}" if first.rule else ""
         return [f"{head}{cut(rule, LONGEST)}: {each.why}"]
+    if each.aside:
+        return [f"{head}: {each.aside} asks for this host by itself, and does without it"]
     lines = [*(header(each) if each.new and each.endpoint not in made else []), *snippet(each)]
     if sum(map(len, lines)) > PASTED:
         return [f"{head}: a rule for it is too long to be shown here"]

@@ -45,7 +45,7 @@ class Known:
 class Proposal:
     """One rule: [[endpoint.ENDPOINT.allow]]. `new`: the endpoint is made with it, and the role has to name it.
 
-    `notes`: what the user has to know before saying yes.
+    `notes`: what the user has to know before saying yes. `aside`: who asks for it and does without it.
     """
 
     endpoint: str
@@ -60,6 +60,7 @@ class Proposal:
     encoded_slash: bool
     asked: tuple[Asked, ...]
     notes: tuple[str, ...] = ()
+    aside: str = ""
 
     @property
     def count(self) -> int:

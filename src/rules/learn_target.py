@@ -82,6 +82,7 @@ class Target:
             encoded_slash="%2f" in path.lower(),
             asked=tuple(asked),
             notes=tuple(self._notes(asked, name)),
+            aside=self._aside(first.host),
         )
 
     def _notes(self, asked: Sequence[Asked], rule: str) -> Iterator[str]:
@@ -98,12 +99,19 @@ class Target:
         reached = {e.name for e in self.policy.endpoints_of(self.role)}
         if unreached := [name for name in others if name not in reached]:
             yield f"endpoint {unreached[0]} has this host, and the role does not reach it"
+        if agent := self._aside(asked[0].host):
+            yield f"{agent} asks for this host by itself, and does without it"
         if asked[0].scheme == "http":
             yield "plain http: anybody on the way can read and change it"
         if not _BODIES.isdisjoint(each.method for each in asked):
             yield "bodies are not in the ledger: any body passes, unless you add body = { ... }"
         if any(each.reason == Reason.QUERY_REFUSED for each in asked):
             yield "beside the rule of this path, which lists other query names"
+
+    def _aside(self, host: str) -> str:
+        """The role's agent, where its profile says that it asks for this host by itself."""
+        agent = self.policy.roles[self.role].agent
+        return agent.name if agent is not None and self.new and host in agent.side_hosts else ""
 
     def _binds(self, binding: str) -> bool:
         return self.policy.bindings[binding].endpoint == self.endpoint

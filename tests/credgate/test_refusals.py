@@ -13,6 +13,7 @@ from credgate.refusals import KINDS, OWN, Refusals, RunUnknown, refusals_of
 from credgate.refusedsummary import SHOWN, summarised
 from rules.asked import Asked
 from rules.learn import PATHS, TARGETS, learn
+from rules.learn_toml import document
 from rules.packhosts import known_hosts
 from tests.rules.policies import PACKS, load
 
@@ -162,6 +163,21 @@ def test_the_most_frequent_comes_first_with_the_rule_that_would_allow_it() -> No
         "    query = { allow = [] }\n"
         f"one by one, and to write them into the policy: credgate policy learn {RUN}"
     )
+
+
+def test_a_host_that_an_agent_asks_by_itself_and_does_without_is_said_to_be_one() -> None:
+    policy = load(
+        "version = 1\n[agent.acme]\nside_hosts = ['stats.example.org']\n[role.dev]\nagent = 'acme'\n",
+    )
+    asked = [one(host=f"{name}.example.org", reason="host_unlisted") for name in ("stats", "else")]
+    learned = learn(policy, "dev", asked, {})
+    said = "\n".join(summarised("dev", Refusals(run=RUN, asked=asked), learned).lines)
+    assert (
+        "GET https://stats.example.org/a (host_unlisted): acme asks for this host by itself, and does without" in said
+    )
+    assert "[endpoint.stats-example-org]" not in said
+    assert "[endpoint.else-example-org]" in said  # the control
+    assert "acme asks for this host by itself" in "\n".join(document(learned.proposals))
 
 
 def test_what_no_rule_allows_says_why() -> None:

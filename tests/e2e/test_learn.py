@@ -26,7 +26,10 @@ def credgate_run(site: Site, policy: Path, *flags: str, script: str) -> tuple[st
     return done.stdout, done.stderr
 
 
-def test_a_refusal_becomes_a_rule(site: Site, https_target: Target) -> None:
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_refusal_becomes_a_rule(site: Site, https_target: Target, processes: str) -> None:
+    started = site.credgate("gateway", "start", "--workers", processes)
+    assert started.returncode == 0, started.stderr
     site.secret("api", https_target.token)
     narrow = 'methods = ["GET"]\npaths = ["/private/*"]'
     text = f'version = 1\n{endpoint(https_target, allow=narrow)}{bound()}[role.dev]\nbindings = ["api"]\n'
