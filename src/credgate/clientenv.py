@@ -109,9 +109,14 @@ def build_environment(
         "LOGNAME": inside.user,
         "SHELL": inside.shell,
         "PWD": inside.cwd,
-        "TMPDIR": "/tmp",  # noqa: S108 - the jail's own
+        "TMPDIR": _temporary(inside.cwd),
         **decoys,
     }
+
+
+def _temporary(cwd: str) -> str:
+    """One of the jail's own trees that no work tree lies in: around one no socket can be made, see prepare._landlock."""
+    return "/var/tmp" if cwd == "/tmp" or cwd.startswith("/tmp/") else "/tmp"  # noqa: S108 - the jail's own
 
 
 def git_beside(*, hidden: bool, held: bool) -> tuple[tuple[str, str], ...]:

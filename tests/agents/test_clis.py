@@ -26,6 +26,17 @@ pytestmark = [pytest.mark.needs("userns", "netns", "nftables", "landlock", "secc
 
 SCRIPT = Path(__file__).parents[1] / "targets/llm_target.py"
 HOME = Path(os.environ["CREDGATE_TEST_AGENTS"])
+# What a user's shell may hold: proxies that aren't there, forms that crash clients, trust that leads elsewhere.
+INHERITED = {
+    **dict.fromkeys(("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"), "http://127.0.0.1:1"),
+    **dict.fromkeys(("ALL_PROXY", "all_proxy"), "socks5h://127.0.0.1:1"),
+    **dict.fromkeys(("NO_PROXY", "no_proxy"), "*,[::1],::1/128,.example,api.openai.com:443"),
+    **dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "CURL_CA_BUNDLE"), "/nowhere.pem"),
+    **dict.fromkeys(("ANTHROPIC_BASE_URL", "OPENAI_BASE_URL", "GOOGLE_GEMINI_BASE_URL"), "http://127.0.0.1:1"),
+    "SSL_CERT_DIR": "/nowhere",
+    "NODE_TLS_REJECT_UNAUTHORIZED": "0",
+    "NODE_OPTIONS": "--use-openssl-ca",
+}
 ANSWER, ASK = "the word is pomegranate", "call the shell"
 # What is left of the run, as one stream: environment and files. The key's name is not in the command.
 LOOK = "env; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline; find ~ /tmp /run -xdev -type f -size -8M -exec cat {} +"
@@ -42,9 +53,9 @@ class Cli:
     decoy: str  # the variable that holds it
     screen: tuple[str, ...]  # how it is started for a person
     prompt: str  # on its screen once it may be typed at
-    servers: Callable[
-        [list[str]], tuple[str, str, tuple[str, ...]]
-    ]  # a file of the work tree, its text, more arguments
+    # of an MCP server's command: a file of the work tree, its text, more arguments
+    servers: Callable[[list[str]], tuple[str, str, tuple[str, ...]]]
+    size: tuple[int, int] = (120, 40)  # of its screen
 
 
 def _as_json(command: list[str]) -> str:
@@ -52,7 +63,7 @@ def _as_json(command: list[str]) -> str:
 
 
 def _codex(command: list[str]) -> tuple[str, str, tuple[str, ...]]:
-    words = {"command": command[0], "args": command[1:]}
+    words = {"command": command[0], "args": command[1:], "required": True}  # else it doesn't wait for it
     flags = [word for key, value in words.items() for word in ("-c", f"mcp_servers.notes.{key}={json.dumps(value)}")]
     return "", "", tuple(flags)
 
@@ -77,6 +88,7 @@ CLIS = (
         screen=("codex",),
         prompt="Ask Codex to do anything",
         servers=_codex,
+        size=(48, 16),
     ),
     Cli(
         name="gemini",
@@ -190,7 +202,7 @@ def with_server(site: Site, cli: Cli) -> tuple[str, ...]:
 def test_a_turn_with_tool_calls_that_edit_commit_and_ask_an_mcp_server(
     ready: Site, cli: Cli, api: Target, notes: Target
 ) -> None:
-    done = ready.run(*with_server(ready, cli), f"please {ASK} now", timeout=110)
+    done = ready.run(*with_server(ready, cli), f"please {ASK} now", timeout=110, env=INHERITED)
     told = json.dumps(ready.ledger(ev="deny"), indent=0)[-3000:]
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:] + told
     assert ANSWER in done.stdout + done.stderr, done.stdout + done.stderr[-3000:] + told
@@ -229,7 +241,7 @@ def test_no_real_key_is_in_the_jail_after_a_turn(ready: Site, cli: Cli, api: Tar
 @pytest.mark.needs("tmux")
 def test_on_a_screen_it_asks_nothing_first_and_answers(ready: Site, cli: Cli, api: Target) -> None:
     run = [BIN / "credgate", "run", "-q", "--policy", ready.home / "policy/policy.toml", "--", *cli.screen]
-    with Screen(ready, run) as screen:
+    with Screen(ready, run, cli.size) as screen:
         screen.until(cli.prompt)
         screen.type("say a word")
         screen.until(ANSWER)
@@ -250,7 +262,33 @@ def test_a_refusal_ends_it_soon_and_reaches_the_user(ready: Site, cli: Cli, api:
     assert not any(line["method"] == "POST" for line in api.lines() if line["event"] == "request")
 
 
-@pytest.mark.parametrize("cli", [cli for cli in CLIS if cli.name == "codex"], indirect=True, ids=lambda cli: cli.name)
+def _only(name: str) -> pytest.MarkDecorator:
+    """For a test that one agent is enough for, the quickest with it."""
+    return pytest.mark.parametrize("cli", [cli for cli in CLIS if cli.name == name], indirect=True, ids=[name])
+
+
+@_only("gemini")
+def test_a_wrong_key_is_the_targets_to_refuse(ready: Site, cli: Cli, api: Target) -> None:
+    wrong = f"AIza{'Ww9' * 12}"
+    ready.secret(cli.secret, wrong)
+    done = ready.run(*cli.argv, "say a word", timeout=60)
+    assert done.returncode != 0
+    assert "invalid key" in done.stdout + done.stderr  # the target's own words
+    assert saw(api) == {wrong} and wrong not in done.stdout + done.stderr
+    assert not ready.ledger(ev="deny", host=cli.host)
+
+
+@_only("codex")
+def test_two_sessions_at_once(ready: Site, cli: Cli, api: Target) -> None:
+    both = [ready.start(*cli.argv, "say a word") for _ in range(2)]
+    for run in both:
+        said, told = run.communicate(timeout=60)
+        assert run.returncode == 0 and ANSWER in said, told[-3000:]
+    assert len({line["run"] for line in ready.ledger(ev="intent")}) == 2
+    assert saw(api) == {api.token}
+
+
+@_only("codex")
 def test_codex_by_websocket_where_the_policy_has_its_pack(ready: Site, cli: Cli, api: Target) -> None:
     """The decoy in the handshake becomes the key, each message is judged, and nothing is posted."""
     policy = ready.home / "policy/policy.toml"

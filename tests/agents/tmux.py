@@ -11,12 +11,13 @@ SECONDS = 45.0
 
 
 class Screen:
-    """`argv` on a screen of 120 by 40, as the site's user. Use it in a `with`: its end ends the program."""
+    """`argv` on a screen of that `size`, as the site's user. Use it in a `with`: its end ends the program."""
 
-    def __init__(self, site: Site, argv: Sequence[str | Path]) -> None:
+    def __init__(self, site: Site, argv: Sequence[str | Path], size: tuple[int, int] = (120, 40)) -> None:
         self._site, self._socket = site, site.home / "tmux"
         words = [str(word) for word in argv]
-        self.tmux("-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "40", "-c", str(site.work), *words)
+        columns, lines = map(str, size)
+        self.tmux("-f", "/dev/null", "new-session", "-d", "-x", columns, "-y", lines, "-c", str(site.work), *words)
 
     def __enter__(self) -> "Screen":
         return self
