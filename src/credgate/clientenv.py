@@ -115,7 +115,7 @@ def build_environment(
 
 
 def _temporary(cwd: str) -> str:
-    """One of the jail's own trees that no work tree lies in: around one no socket can be made, see prepare._landlock."""
+    """One of the jail's own trees that no work tree lies in: around one no socket can be made (prepare._landlock)."""
     return "/var/tmp" if cwd == "/tmp" or cwd.startswith("/tmp/") else "/tmp"  # noqa: S108 - the jail's own
 
 
