@@ -41,6 +41,8 @@ class Signed:
     hosts: tuple[str, ...]  # that of the API, then that of the token endpoint
     argv: tuple[str, ...]
     decoys: tuple[str, str]  # the variables: access, refresh
+    resume: tuple[str, ...]  # how the last session is gone on with
+    sessions: str  # where they lie in a home
     expired: tuple[str, str]  # sed's words that make the jail's own token an expired one: file, expression
 
 
@@ -51,6 +53,8 @@ SIGNED = (
         login={"claudeAiOauth": {"accessToken": "real-access-0", "refreshToken": FIRST, "expiresAt": 1}},
         hosts=("api.anthropic.com", "platform.claude.com"),
         argv=("claude", "-p", "--dangerously-skip-permissions"),
+        resume=("claude", "-p", "--dangerously-skip-permissions", "-c"),
+        sessions=".claude/projects/*/*.jsonl",
         decoys=("CLAUDE_LOGIN_TOKEN", "CLAUDE_LOGIN_REFRESH_TOKEN"),
         expired=("~/.claude/.credentials.json", 's/"expiresAt": 4102444800000/"expiresAt": 1000/'),
     ),
@@ -60,6 +64,8 @@ SIGNED = (
         login={"auth_mode": "chatgpt", "tokens": {"refresh_token": FIRST, "account_id": ACCOUNT}},
         hosts=("chatgpt.com", "auth.openai.com"),
         argv=("codex", "exec", "--skip-git-repo-check"),
+        resume=("codex", "exec", "--skip-git-repo-check", "resume", "--last"),
+        sessions=".codex/sessions/*/*/*/*.jsonl",
         decoys=("CODEX_LOGIN_TOKEN", "CODEX_LOGIN_REFRESH_TOKEN"),
         expired=("~/.codex/auth.json", f's/"access_token": "[^"]*"/"access_token": "{OVER}"/'),
     ),
@@ -69,6 +75,8 @@ SIGNED = (
         login={"access_token": "real-access-0", "refresh_token": FIRST, "expiry_date": 1},
         hosts=("cloudcode-pa.googleapis.com", "oauth2.googleapis.com"),
         argv=("gemini", "--approval-mode", "yolo", "-p"),
+        resume=("gemini", "--approval-mode", "yolo", "-r", "latest", "-p"),
+        sessions=".gemini/tmp/*/chats/*.jsonl",
         decoys=("GEMINI_LOGIN_TOKEN", "GEMINI_LOGIN_REFRESH_TOKEN"),
         expired=("~/.gemini/oauth_creds.json", "s/4102444800000/1000/"),
     ),
@@ -146,3 +154,24 @@ def test_its_own_refresh_is_answered_with_decoys(ready: Site, signed: Signed, ap
     for real in (api.token, FIRST, "real-access", "real-refresh", ACCOUNT):
         assert real.encode() not in done.stdout + done.stderr
     assert [path.endswith("/token") for path in paths(api)].count(True) == 1
+
+
+def test_its_session_comes_back_and_the_next_jail_goes_on_with_it(ready: Site, signed: Signed, api: Target) -> None:
+    """In the jail of another project there is nothing of it; of configuration a plain turn changes none."""
+    first = ready.run(*signed.argv, "say a word", timeout=110)
+    assert first.returncode == 0, first.stdout[-2000:] + first.stderr[-3000:]
+    (session,) = ready.home.glob(signed.sessions)
+    before = session.read_text()
+    assert ANSWER in before and session.stat().st_uid == ready.uid
+    second = ready.run(*signed.resume, "say it again", timeout=110)
+    assert second.returncode == 0, second.stdout[-2000:] + second.stderr[-3000:]
+    assert list(ready.home.glob(signed.sessions)) == [session]
+    assert session.read_text().startswith(before) and "say it again" in session.read_text()[len(before) :]
+    ends = ready.ledger(ev="run.end")
+    assert [end["state_kept"] for end in ends] == [0, 0], second.stderr
+    elsewhere = ready.home / "elsewhere"
+    elsewhere.mkdir()
+    ready.own(elsewhere)
+    look = f"ls -R ~/{signed.sessions.split('/')[0]}; cat ~/{signed.sessions}"
+    third = ready.run("sh", "-c", look, flags=["--workdir", elsewhere], cwd=elsewhere)
+    assert ANSWER not in third.stdout and session.name not in third.stdout
