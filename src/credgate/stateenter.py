@@ -15,6 +15,7 @@ from credgate.copystore import Copy, Entry, Meta, lock, remove
 from credgate.errors import CredgateError
 from credgate.paths import Places, private_dir, write_private
 from credgate.statenotes import SUFFIX, StateNotes, write_entered
+from jail.mounts import MAX_COPIED
 from jail.plan import JailSpec, under
 from rules.agents import Agent
 from rules.agentstate import StateKind, StateRule, entering
@@ -71,9 +72,9 @@ def _kind(role: Role, name: str, path: str) -> bool:
     if stat.S_ISDIR(facts.st_mode):
         return True
     rule = StateRule(data=(), named=(path.lstrip("/"),))
-    if not stat.S_ISREG(facts.st_mode) or facts.st_size > NAMED_FILE:
-        raise StateError("state_refused", f"{path}: no directory, and no regular file of at most {NAMED_FILE} bytes")
-    text = Path(path).read_text("utf-8", "replace")
+    if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_COPIED:
+        raise StateError("state_refused", f"{path}: no directory, and no regular file of at most {MAX_COPIED} bytes")
+    text = Path(path).read_text("utf-8", "replace")  # at most MAX_COPIED bytes
     if rule.kind(path.lstrip("/")) is StateKind.NEITHER or credential_value(text):
         hint = "bind what is in it as a secret; take the file out of state"
         raise StateError("state_credential", f"{path}: looks like a credential's file", hint)
@@ -149,7 +150,8 @@ class _Entering:
             found: list[tuple[int, int, str]] = []
             for relative in directories:
                 (self.copy.upper / relative).mkdir(mode=0o700, parents=True)
-                found += _files(tree, relative)
+                for root in self.rule.roots(relative):
+                    found += _files(tree, root)
             size = 0
             for mtime, length, path in sorted(found, reverse=True):
                 if len(self.entered) >= FILES or not self._may(path):

@@ -134,7 +134,7 @@ def _merged(way: _Return, change: Change, data: bytes, merge: Merge) -> str:
         case Merge.REPLACE:
             if change.before is None or change.conflict:
                 return OTHER
-            return tried(put, way.upper, way.tree, change)
+            return tried(put, way.upper, way.tree, replace(_as_new(change), before=change.before))
 
 
 def _append(tree: Beneath, path: str, data: bytes, *, whole: bool) -> str:

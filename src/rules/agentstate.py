@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from itertools import takewhile
 
 from rules.hiding import Hiding, Kind
 from rules.treenames import TreePattern, union
@@ -83,6 +84,15 @@ class StateRule:
             for entry in data
         )
         return cls(data=filled, config=tuple(config), ignore=tuple(ignore), named=tuple(named))
+
+    def roots(self, directory: str) -> tuple[str, ...]:
+        """Where in one of the copy's directories something is that enters: nothing beside is looked through."""
+        if directory in self.named:
+            return (directory,)
+        parts = [entry.path.split("/") for entry in self.data if entry.enter]
+        fixed = {"/".join(takewhile(lambda part: not set(part) & set("*?"), path[:-1])) for path in parts}
+        inside = sorted(root for root in fixed if root == directory or root.startswith(f"{directory}/"))
+        return tuple(r for r in inside if not any(r.startswith(f"{other}/") for other in inside))
 
     def kind(self, path: str) -> StateKind:
         """What a path is; configuration before data. What is named like a credential is never anything."""

@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlencode
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from credgate.minting import minter
 from rules.mints import decoy_key
 from tests.credgate.gateway_rig import POLICY, Answer, Client, Rig, rig, server_tls
 from tests.credgate.h2_rig import H2Client
@@ -312,4 +314,27 @@ def test_own_calls_go_through_the_endpoints_proxy(tmp_path: Path) -> None:
             assert [line["pin"] for line in r.records("mint")] == ["proxy", "proxy"]
             assert b"refresh-0" not in proxy.carried
 
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("age", "statuses"), [(0.0, [200, 401, 200]), (300.0, [200, 401, 401])])
+def test_a_token_that_the_target_took_back_is_not_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: float, statuses: list[int]
+) -> None:
+    """Unless it is young: a jail can have as many refusals as it likes, and each would be a refresh."""
+
+    async def main() -> None:
+        async with site(tmp_path) as (r, provider):
+            client, host, got = await r.tunnel(HOST), f"{HOST}:{r.direct}", []
+            for _ in range(3):
+                got.append((await client.get("/api", host=host, Authorization=f"Bearer {ACCESS_DECOY}")).status)
+                if len(got) == 1:
+                    provider.living.clear()
+            assert got == statuses
+            assert len(provider.minted()) == 1 + (age == 0)
+            # a refusal of what never had the token says nothing of it
+            assert (await client.get("/api", host=host)).status == 401
+            assert len(provider.minted()) == 1 + (age == 0)
+
+    monkeypatch.setattr(minter, "DOUBT", age)
     asyncio.run(main())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from credgate import copystore, statereturn
+from credgate import copystore, stateenter, statereturn
 from credgate.commands import apply as apply_command
 from credgate.commands import diff as diff_command
 from credgate.commands import discard as discard_command
@@ -144,6 +144,20 @@ def test_what_enters_is_this_projects_data_and_no_login(world: World) -> None:
     assert copystore.listed(world.places) == []
 
 
+def test_what_can_not_enter_is_not_looked_through(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stateenter, "_WALKED", 20)
+    for number in range(30):
+        world.write(f".acme/cache/{number}", "x")
+    world.write(f"{OWN}/a.jsonl", "one\n")
+    assert f"{OWN}/a.jsonl" in tree(world.begin())
+    world.end()
+    for number in range(30):
+        world.write(f"{OWN}/{number}.jsonl", "x")
+    with pytest.raises(StateError, match="more than 20 entries"):
+        world.begin("r000000000001")
+    assert list(world.places.copies.iterdir()) == []
+
+
 def test_data_comes_back_and_configuration_waits(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.write(f"{OWN}/a.jsonl", "one\n")
     world.write(".acme/history.jsonl", "typed")
@@ -234,9 +248,11 @@ def test_without_what_stands_against_it_each_of_them_comes_back(world: World) ->
     (upper / OWN / "a.jsonl").write_text("one\njail\n")
     (upper / OWN / "n.jsonl").write_text("jail\n")
     (upper / ".acme/todos/t").write_text("jail\n")
+    (upper / ".acme/todos/t").chmod(0o4777)
     (upper / OWN / "s.jsonl").write_text("x sk-real-")
     assert len(world.end(known=SECRET).taken) == 4
     assert set(tree(world.home / ".acme").values()) == {"one\njail\n", "jail\n", "x sk-real-"}
+    assert (world.home / ".acme/todos/t").stat().st_mode & 0o7777 == 0o644
 
 
 HOSTILE: dict[str, Deed] = {

@@ -27,6 +27,7 @@ from rules.verdict import Deny, Tunnel
 
 type Fields = tuple[tuple[bytes, bytes], ...]
 
+UNAUTHORIZED = 401
 _PORT = re.compile(rb"[1-9][0-9]{0,4}")
 _NEVER_BACK = frozenset({b"alt-svc", b"upgrade", b"proxy-authenticate", HEADER})
 
@@ -163,6 +164,8 @@ class Steps:
             self._withhold(state, exchange, Reason.RESPONSE_UNREADABLE, str(why))
             return None
         exchange.status, exchange.ids = status, collect_ids(fields)
+        if status == UNAUTHORIZED and exchange.sent is not None:
+            self.judge.minter.doubt(state.run, exchange.sent.secrets)
         drop = (_NEVER_BACK - {b"upgrade"}) if upgraded else _NEVER_BACK
         drop |= frozenset({b"set-cookie"}) if _drops_cookies(exchange) else frozenset()
         return tuple(f for f in fields if f[0].lower() not in drop)

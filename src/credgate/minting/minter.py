@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+DOUBT = (
+    300.0  # seconds that a token is old before a 401 counts against it: a jail can have as many of those as it likes
+)
 MARGIN = 60.0  # seconds before its end in which a token counts as over; a tenth of its life where that is less
 PAUSE = 1.0  # seconds in which a failure is the answer, and nothing is asked again
 REVOKE = 8.0  # seconds that the end of a run waits for its tokens to be taken back
@@ -47,6 +50,7 @@ class _Held:
 
     run: Run
     until: float
+    since: float = 0.0
     token: Secret | None = field(default=None, repr=False)
     failure: CredgateError | None = None
 
@@ -116,7 +120,8 @@ class Minter:
             return _Held(run=run, until=self._clock() + PAUSE, failure=_failure(place.mint, error))
         self._known.add(place.mint.name, grant.token)
         margin = min(MARGIN, grant.lifetime / 10)
-        return _Held(run=run, until=self._clock() + grant.lifetime - margin, token=token)
+        now = self._clock()
+        return _Held(run=run, until=now + grant.lifetime - margin, since=now, token=token)
 
     async def _grant(self, place: _Place, run: Run) -> Grant:
         mint = place.mint
@@ -170,6 +175,20 @@ class Minter:
             proxy = await self._vault.fetch(run.policy.secrets[endpoint.proxy.secret], run.caller_env)
         purpose = Purpose(run=run, mint=mint.name, secret=mint.secret, what=what)
         return await self._calls.call(purpose, endpoint, asked, proxy)
+
+    def doubt(self, run: Run, sent: Mapping[str, Secret]) -> None:
+        """The target refused a request with these secrets (401): a token of OAuth among them may have been taken back
+        before its time, as by a new sign-in. It is not used again; the next request has another made.
+        """
+        for name, secret in sent.items():
+            mint = mint_of(run.policy, run.policy.secrets[name])
+            if not isinstance(mint, OAuthRefresh):
+                continue
+            place = _place(run, mint)
+            held = self._held.get(place)
+            old = held is not None and held.since + DOUBT <= self._clock()
+            if held is not None and old and held.token is not None and held.token.reveal() == secret.reveal():
+                del self._held[place]
 
     async def end(self, run_id: str) -> None:
         """Forget the tokens of a run, and take those back whose target can. Never raises for a target's fault."""
