@@ -12,6 +12,7 @@ from tests.bench import (
     bulk,
     cold_connection,
     event_delay,
+    first_output,
     flame,
     footprint,
     launch,
@@ -25,6 +26,7 @@ from tests.bench.figures import Absent, Row, table
 
 BENCHMARKS = {
     "launch": launch.measure,
+    "first_output": first_output.measure,
     "request_cpu": request_cpu.measure,
     "workers": workers.measure,
     "event_delay": event_delay.measure,

@@ -43,7 +43,9 @@ def site(place: Site) -> Site:
             [
                 "sh",
                 "-euc",
-                "git init -q -b main; ln -s keep link; ln keep second; chmod 755 tool.sh; mkdir -m 700 empty",
+                "git init -q -b main; ln -s keep link; ln keep second; chmod 755 tool.sh; mkdir -m 700 empty;"
+                "touch -d 2002-02-02 old/a; git add -A; git -c user.name=T -c user.email=t@acme.example commit -qm all;"
+                "mkfifo pipe; git status --porcelain >/dev/null",
             ]
         ),
         cwd=place.work,
@@ -53,11 +55,18 @@ def site(place: Site) -> Site:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    os.setxattr(place.work / "keep", "user.note", b"of the host's")
     return place
 
 
+def status(site: Site) -> str:
+    """What git says of the tree: nothing where all is as it was committed."""
+    git = site.as_user(["git", "--no-optional-locks", "status", "--porcelain"])
+    return subprocess.check_output(git, cwd=site.work, env=site.environment(), text=True)
+
+
 def digest(tree: Path) -> str:
-    """Of everything in a tree: names, kinds, owners, modes, times, links, contents, and the inodes themselves."""
+    """Of everything in a tree: names, kinds, owners, modes, times, links, attributes, contents, and the inodes."""
     total = hashlib.sha256()
     for folder, directories, files in os.walk(tree):
         directories.sort()
@@ -66,13 +75,15 @@ def digest(tree: Path) -> str:
             facts = path.lstat()
             body = os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
             kept = (facts.st_mode, facts.st_uid, facts.st_gid, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
-            total.update(repr((str(path), kept, facts.st_ino, facts.st_nlink, body)).encode())
+            names = os.listxattr(path, follow_symlinks=False)
+            more = [(each, os.getxattr(path, each, follow_symlinks=False)) for each in sorted(names)]
+            total.update(repr((str(path), kept, facts.st_ino, facts.st_nlink, more, body)).encode())
     return total.hexdigest()
 
 
 # Everything that an agent may do to a tree, at its worst. What is held fast stays in the jail too.
 HAVOC = """
-rm -rf src old keep link tool.sh empty second 2>/dev/null
+rm -rf src old keep link tool.sh empty second pipe .git/objects .git/index .git/refs 2>/dev/null
 printf 'rewritten\\n' > keep; mkdir src; printf 'evil\\n' > src/main.py; ln -s /etc/passwd link
 find . -type f -exec sh -c 'echo x >> "$1"' _ {} \\; 2>/dev/null
 chmod -R 700 . 2>/dev/null; touch -d 2001-01-01 . 2>/dev/null; mkdir closed; echo x > closed/x; chmod 0 closed
@@ -91,6 +102,7 @@ def havoc(site: Site) -> str:
 
 def test_havoc_is_undone_by_one_command(site: Site) -> None:
     before = digest(site.work)
+    assert status(site) == ""
     run = havoc(site)
     assert digest(site.work) == before
     changed = json.loads(site.credgate("diff", run, "--json").stdout)["changes"]
@@ -102,6 +114,7 @@ def test_havoc_is_undone_by_one_command(site: Site) -> None:
     done = site.credgate("discard", run)
     assert done.returncode == 0, done.stderr
     assert digest(site.work) == before
+    assert status(site) == ""
     assert not (site.state / "copies" / run).exists()
     one_error(site.credgate("diff", run).stderr)
 

@@ -1,0 +1,48 @@
+"""From a start to the first byte of a CLI: in a jail, against the same program alone and a jail that runs /bin/true."""
+
+import subprocess
+import time
+
+from tests.bench.figures import Absent, Row
+from tests.bench.launch import milliseconds
+from tests.bench.world import jailed, site
+from tests.e2e.site import Site
+
+ROUNDS = 30
+# What an agent CLI does first: a runtime starts, reads modules and files, and draws its prompt.
+STUB = """
+const fs = require("fs"), https = require("https"), child = require("child_process"), crypto = require("crypto");
+for (const name of fs.readdirSync(".")) fs.statSync(name);
+process.stdout.write("> ");
+process.stdin.resume();
+process.stdin.on("end", () => process.exit(0));
+"""
+
+
+def first_byte(of: Site, argv: list[str]) -> float:
+    """Milliseconds until the program has said something. It ends when its input does."""
+    began = time.perf_counter()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(argv, env=of.environment(), cwd=of.work, **pipes) as run:
+        if run.stdout is None or run.stdin is None:
+            raise RuntimeError("no pipes")
+        if not run.stdout.read(1):
+            raise RuntimeError("it said nothing")
+        took = time.perf_counter() - began
+        run.stdin.close()
+    if run.returncode:
+        raise RuntimeError(f"it ended with {run.returncode}")
+    return took * 1000
+
+
+def measure() -> list[Row | Absent]:
+    """Both with the daemon up, one after the other."""
+    with site() as place:
+        stub = str(place.write("work/stub.js", STUB))
+        inside, alone, empty = jailed(place, "node", stub), place.as_user(["node", stub]), jailed(place, "/bin/true")
+        milliseconds(place, empty, {})
+        ours, theirs = [], []
+        for _ in range(ROUNDS):
+            ours.append(first_byte(place, inside))
+            theirs.append(first_byte(place, alone) + milliseconds(place, empty, {}))
+    return [Row(name="first_output", peer="alone + launch", unit="ms", ours=ours, theirs=theirs, bar=1.3)]
