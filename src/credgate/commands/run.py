@@ -391,10 +391,13 @@ class Launch:
     def _propose(self) -> None:
         """Let `policy learn` print: nothing was allowed beyond the policy, and nothing is written."""
         chosen = ["--policy", os.path.abspath(self.options.policy)] if self.options.policy else []
-        os.chdir(self.options.workdir or ".")
         argv = [sys.executable, "-I", "-m", "credgate", "policy", "learn", *chosen, self.id]
         to_stderr = [(os.POSIX_SPAWN_DUP2, 2, 1)]
-        os.waitpid(os.posix_spawn(sys.executable, argv, os.environ, file_actions=to_stderr), 0)
+        try:
+            os.chdir(self.options.workdir or ".")
+            os.waitpid(os.posix_spawn(sys.executable, argv, os.environ, file_actions=to_stderr), 0)
+        except OSError as error:  # the run has ended with a status of its own, which stands
+            _say(f"credgate: no rules proposed: {error.strerror}; later: credgate policy learn {self.id}\n")
 
     def _summarise(self) -> None:
         requests = self.ended.get("requests")
