@@ -164,6 +164,7 @@ def test_a_trusted_policy_is_told_that_it_is_not_any_more(cli: Cli) -> None:
     assert "a run refuses it" in cli.err  # the control: it is so
 
 
+@pytest.mark.needs("root")  # whose file a ceiling is
 def test_a_ceiling_that_forbids_it_is_said_and_nothing_is_written(cli: Cli) -> None:
     path = cli.tree / cli.write(POLICY)
     cli.ceiling.write_text(POLICY)
