@@ -1,6 +1,9 @@
 """`credgate policy learn`: prints what a run's refusals would have needed, and writes only what it was told to."""
 
 import io
+import os
+import pty
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -216,3 +219,23 @@ def test_explain_names_the_nearest_rule(cli: Cli) -> None:
     )
     assert document["nearest"] == {"rule": "api.list", "why": "its path is /v1/items"}
     assert isinstance(explain(load(POLICY), "dev", "GET", "https://api.example.com/v1/item").verdict, Deny)
+
+
+def test_ask_at_a_real_terminal(cli: Cli) -> None:
+    path = cli.tree / cli.write(POLICY)
+    argv = [sys.executable, "-I", "-m", "credgate", "policy", "learn", RUN, "--policy", str(path), "--ask"]
+    master, slave = pty.openpty()
+    with subprocess.Popen(argv, stdin=slave, stdout=slave, stderr=slave) as child:
+        os.close(slave)
+        os.write(master, b"y\nn\n")
+        seen = b""
+        while True:
+            try:
+                seen += os.read(master, 4096)
+            except OSError:  # EIO: it has ended
+                break
+    os.close(master)
+    assert child.returncode == 0, seen
+    assert b"take rule 1? [y/N/q]" in seen
+    assert "learned-1" in path.read_text()
+    assert "new-example-org" not in path.read_text()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from credgate.commands.log import main
-from credgate.ledger.read import follow_records
+from credgate.ledger.read import Damaged, Filter, follow_records, read_records
 from credgate.ledger.writer import Ledger
 
 SEGMENT = "seg-000001.jsonl"
@@ -205,6 +205,22 @@ def test_tail_ends_when_its_reader_is_gone_though_nothing_comes(ledger: Path):
     assert child.stderr.read() == b""
     child.stderr.close()
     assert child.wait(10) == 0
+
+
+def test_tail_begins_with_the_newest_segments_and_reads_no_more_than_it_needs(ledger: Path):
+    for number in range(2, 6):
+        (ledger / f"seg-{number:06d}.jsonl").touch(mode=0o600)
+        with Ledger.open(ledger) as writer:
+            writer.append("deny", host=f"h{number}.example")
+    seqs = [record["seq"] for record in read_records(ledger) if not isinstance(record, Damaged)]
+    for last in (0, 1, 3, 7, 100):
+        tail = list(follow_records(ledger, last=last, go_on=lambda: False))
+        assert [r["seq"] for r in tail if not isinstance(r, Damaged)] == seqs[len(seqs) - min(last, len(seqs)) :]
+    wanted = list(follow_records(ledger, Filter(host="h2.example"), last=1, go_on=lambda: False))
+    assert len(wanted) == 1
+    (ledger / SEGMENT).write_bytes(b"damaged\n")  # the first segment: who reads it says so
+    assert not any(isinstance(r, Damaged) for r in follow_records(ledger, last=5, go_on=lambda: False))
+    assert any(isinstance(r, Damaged) for r in follow_records(ledger, last=100, go_on=lambda: False))
 
 
 def test_tail_filters_and_survives_a_torn_line(ledger: Path):

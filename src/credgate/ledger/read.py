@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,9 +49,9 @@ def follow_records(
     directory: Path, want: Filter | None = None, *, last: int = 0, go_on: Callable[[], bool] = lambda: True
 ) -> Iterator[Record | Damaged]:
     """The `last` records that there are, then each new one, while `go_on` says so. Raises LedgerError."""
-    position = _Position(directory)
     chosen = want or Filter()
-    yield from deque(_from(position, chosen), maxlen=last)
+    position, found = _newest(directory, chosen, last)
+    yield from found
     while go_on():
         time.sleep(_POLL)
         yield from _from(position, chosen)
@@ -65,23 +66,49 @@ class _Position:
         self.offset = 0
 
 
+def _newest(directory: Path, want: Filter, last: int) -> "tuple[_Position, list[Record | Damaged]]":
+    """The last records, from the newest segment backwards until there are enough, and where to go on behind them."""
+    found: list[Record | Damaged] = []
+    end: _Position | None = None
+    with _told(directory):
+        for number, path in sorted(_known(directory).items(), reverse=True):
+            position = _Position(directory)
+            position.number = number
+            found[:0] = deque(_taken(path, position, want), maxlen=last - len(found))
+            end = end or position
+            if len(found) >= last:
+                break
+    return end or _Position(directory), found
+
+
 def _from(position: _Position, want: Filter) -> Iterator[Record | Damaged]:
-    try:
+    with _told(position.directory):
         known = _known(position.directory)
         for number, path in sorted(known.items()):
             if number < position.number:
                 continue
             if number > position.number:
                 position.number, position.offset = number, 0
-            for line in _new_lines(path, position):
-                item = _item(path, line)
-                if isinstance(item, Damaged) or want.takes(item):
-                    yield item
+            yield from _taken(path, position, want)
+
+
+def _taken(path: Path, position: _Position, want: Filter) -> Iterator[Record | Damaged]:
+    """The records of one segment behind the position that are wanted; it moves on with them."""
+    for line in _new_lines(path, position):
+        item = _item(path, line)
+        if isinstance(item, Damaged) or want.takes(item):
+            yield item
+
+
+@contextmanager
+def _told(directory: Path) -> Iterator[None]:
+    try:
+        yield
     except PackError as error:
         raise LedgerError("ledger_unreadable", str(error), "credgate log verify", exit_status=4) from error
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        detail = f"can't read {error.filename or position.directory}: {why}"
+        detail = f"can't read {error.filename or directory}: {why}"
         raise LedgerError("ledger_unreadable", detail, "credgate log verify", exit_status=4) from error
 
 
