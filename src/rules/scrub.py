@@ -9,11 +9,16 @@ could be found out by trying, with more an event stream would wait for its next 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ahocorasick_rs import BytesAhoCorasick, Implementation
+from ahocorasick_rs import BytesAhoCorasick, Implementation, MatchKind
 
 HEAD = 8
 STEP = 16
 MASK = b"*"
+# Measured: of at most 64 beginnings the library searches 8 GB/s where none of them is, by SIMD, but only the leftmost of
+# matches that overlap; all of them by its automaton at 0.2 to 0.5. So the former is asked whether there is anything.
+_TOGETHER = 64
+_MOST = 16  # such searches, above which the automaton alone is as fast
+_LONG = 1 << 10  # bytes of a piece from which on it is searched where it lies
 
 
 class _Node:
@@ -31,7 +36,7 @@ class _Node:
 class Table:
     """What is looked for: needles of at least HEAD bytes, each with the name of its secret. Never changes."""
 
-    __slots__ = ("_automaton", "_names", "_nodes")
+    __slots__ = ("_automaton", "_names", "_nodes", "_quick")
 
     def __init__(self, needles: Mapping[bytes, str]) -> None:
         self._names = dict(needles)
@@ -45,11 +50,17 @@ class Table:
                 node = node.following.setdefault(len(step), {}).setdefault(step, _Node())
             node.needle = needle
         self._nodes = list(by_head.values())
-        self._automaton = BytesAhoCorasick(list(by_head), implementation=Implementation.DFA) if by_head else None
+        heads = list(by_head)
+        self._automaton = BytesAhoCorasick(heads, implementation=Implementation.DFA) if heads else None
+        groups = [heads[at : at + _TOGETHER] for at in range(0, len(heads), _TOGETHER)]
+        few = groups if len(groups) <= _MOST else []
+        self._quick = [BytesAhoCorasick(group, matchkind=MatchKind.LeftmostFirst) for group in few]
 
     def candidates(self, data: bytes) -> list[tuple[int, _Node]]:
         """Where needles may begin, and which: their first HEAD bytes are there."""
         if self._automaton is None:
+            return []
+        if self._quick and not any(quick.find_matches_as_indexes(data) for quick in self._quick):
             return []
         found = self._automaton.find_matches_as_indexes(data, overlapping=True)
         return [(start, self._nodes[head]) for head, start, _ in found]
@@ -108,6 +119,10 @@ class Scrubber:
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes; return those that may go out now, which may be none."""
+        if len(data) >= _LONG and self._is_clear(data):
+            self._window = data[-(HEAD - 1) :]
+            self._sent = len(self._window)
+            return data
         known = len(self._window)
         self._window += data
         skipped = max(0, known - HEAD + 1)
@@ -123,6 +138,13 @@ class Scrubber:
         while live:  # no recursion: a value of 16 KiB has a thousand steps
             live += self._look(live.pop())
         return self._emit(min((one.start for one in self._live), default=len(self._window)))
+
+    def _is_clear(self, data: bytes) -> bool:
+        """Whether nothing is held, and nothing begins in these bytes nor in the last ones with them: no copy of them."""
+        if self.held or self._live or self._masked:
+            return False
+        border = self._window[-(HEAD - 1) :] + data[: HEAD - 1]
+        return not (self._table.candidates(border) or self._table.candidates(data))
 
     def flush(self) -> bytes:
         """All that is held, though more may follow: what matched so far counts on."""
