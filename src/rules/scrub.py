@@ -14,8 +14,8 @@ from ahocorasick_rs import BytesAhoCorasick, Implementation, MatchKind
 HEAD = 8
 STEP = 16
 MASK = b"*"
-# Measured: of at most 64 beginnings the library searches 8 GB/s where none of them is, by SIMD, but only the leftmost of
-# matches that overlap; all of them by its automaton at 0.2 to 0.5. So the former is asked whether there is anything.
+# Measured: for at most 64 beginnings the library searches 8 GB/s where there is none, by SIMD, and then finds only the
+# leftmost of matches that overlap; its automaton finds them all at 0.2 to 0.5. The former is asked whether there are any.
 _TOGETHER = 64
 _MOST = 16  # such searches, above which the automaton alone is as fast
 _LONG = 1 << 10  # bytes of a piece from which on it is searched where it lies
@@ -140,7 +140,7 @@ class Scrubber:
         return self._emit(min((one.start for one in self._live), default=len(self._window)))
 
     def _is_clear(self, data: bytes) -> bool:
-        """Whether nothing is held, and nothing begins in these bytes nor in the last ones with them: no copy of them."""
+        """Whether nothing is held, and nothing begins in these bytes, nor across their border with the last ones."""
         if self.held or self._live or self._masked:
             return False
         border = self._window[-(HEAD - 1) :] + data[: HEAD - 1]

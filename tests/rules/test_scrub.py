@@ -204,3 +204,20 @@ def test_a_value_of_very_many_steps_is_found() -> None:
     found = table(value)
     for form in needles(value):
         assert streamed(found, [b"<" + form + b">"])[2] == {value: 1}
+
+
+@pytest.mark.parametrize("others", [0, 40, 200, 2000])
+def test_long_pieces_are_searched_as_short_ones_are(others: int) -> None:
+    """Passed on as they are where nothing begins in them: at every cut around a border, and however many are known."""
+    more = {b"%08x-another-value" % n: "other" for n in range(others)}
+    found = Table({b"0123456789abcdef-secret": "token", b"9abcdef-secret-and": "inner", **more})
+    secret, clear = b"0123456789abcdef-secret-and more", b"nothing of it " * 200
+    for at in range(len(secret) + 1):
+        pieces = [clear, clear + secret[:at], secret[at:] + clear, clear]
+        out, _, hits = streamed(found, pieces)
+        assert hits == {"token": 1, "inner": 1}
+        assert len(out) == sum(map(len, pieces))
+        assert out.count(MASK * len(b"0123456789abcdef-secret-and")) == (1 if not 0 < at < HEAD else 0)
+    last = b"%08x-another-value" % (others - 1) if others else b""
+    assert streamed(found, [clear + last, clear])[2] == ({"other": 1} if others else {})
+    assert found._quick if others <= 1000 else not found._quick
