@@ -15,7 +15,7 @@ HEAD = 8
 STEP = 16
 MASK = b"*"
 # Measured: for at most 64 beginnings the library searches 8 GB/s where there is none, by SIMD, and then finds only the
-# leftmost of matches that overlap; its automaton finds them all at 0.2 to 0.5. The former is asked whether there are any.
+# leftmost of matches that overlap. Its automaton finds them all, at 0.2 to 0.5. The former is asked if there are any.
 _TOGETHER = 64
 _MOST = 16  # such searches, above which the automaton alone is as fast
 _LONG = 1 << 10  # bytes of a piece from which on it is searched where it lies
