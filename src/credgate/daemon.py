@@ -9,7 +9,6 @@ import contextlib
 import json
 import logging
 import os
-import selectors
 import signal
 import socket
 import sys
@@ -23,6 +22,7 @@ from credgate.gateway.server import Gateway
 from credgate.ledger.settings import FILE as LEDGER_SETTINGS
 from credgate.ledger.settings import load_settings
 from credgate.ledger.writer import Ledger
+from credgate.loops import new_loop
 from credgate.opening import clear_left as clear_sockets
 from credgate.opening import open_session
 from credgate.parts import Parts
@@ -309,18 +309,13 @@ async def _warm(stand: StandProcess) -> None:
         await asyncio.to_thread(stand.controls, needed(per_run=True), limits_of(Limits()))
 
 
-def _loop() -> asyncio.SelectorEventLoop:
-    """With poll(2): epoll's watches are counted per user of the host, and a jail can use them all up."""
-    return asyncio.SelectorEventLoop(selectors.PollSelector())
-
-
 def main(arguments: list[str]) -> int:
     """Entry of the daemon process; errors of the start go to the one who started it, and to the log."""
     ready, idle, workers = int(arguments[0]), float(arguments[1]), "".join(arguments[2:3])
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         harden()
-        asyncio.run(main_async(ready, idle, workers), loop_factory=_loop)
+        asyncio.run(main_async(ready, idle, workers), loop_factory=new_loop)
     except* (CredgateError, JailError, ResolverError) as group:
         error = group.exceptions[0]
         while isinstance(error, BaseExceptionGroup):

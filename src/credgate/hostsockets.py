@@ -14,15 +14,18 @@ import os
 import socket
 import stat
 import struct
+import threading
 import time
 from collections.abc import Iterator, Sequence
 
+from credgate.ticks import tick
 from credgate.treewalk import Visit, WalkError, walk
 from jail.plan import under
 
 log = logging.getLogger(__name__)
 
 GLANCE = 2.0  # seconds between two looks at the kernel's table
+YOUNG = 1.0  # seconds for which one reading of it serves the watches of all runs
 REST = 60.0  # seconds at least between two whole looks, which also find other network namespaces' sockets
 SHARE = 50  # a whole look takes one part in so many of the time
 # linux/sock_diag.h, unix_diag.h
@@ -114,7 +117,7 @@ class SocketWatch:
 
     def __init__(self, trees: Sequence[str]) -> None:
         self._trees = tuple(dict.fromkeys(trees))
-        self._known: set[tuple[int, bytes]] = set()  # what came between the look before the start and now is new
+        self._known: frozenset[tuple[int, bytes]] = frozenset()  # of the first table everything is looked at
         self._unplaced = False  # a new socket's name does not lead to its file
         self._soon, self._next = 0.0, 0.0  # when a whole look may be, and when it has to be
 
@@ -122,14 +125,14 @@ class SocketWatch:
         """Return the path of a bound socket once there is one. Raises WalkError where no look is possible."""
         self._next = time.monotonic() + REST
         while True:
-            await asyncio.sleep(GLANCE)
+            await tick(GLANCE)
             found = await asyncio.to_thread(self.look)
             if found:
                 return found
 
     def look(self) -> str:
         """One look: at what is new in the kernel's table, and now and then at the trees; the path found, or ""."""
-        known, self._known = self._known, self._table()
+        known, self._known = self._known, _TABLE.now()
         places = [_place(name, inode) for inode, name in self._known - known]
         self._unplaced |= "" in places
         found = next((p for p in places if p and any(under(p, t) for t in self._trees) and is_bound(p)), "")
@@ -142,13 +145,34 @@ class SocketWatch:
         self._soon, self._next = now + took * SHARE, now + max(REST, took * SHARE)
         return found
 
+
+class _Table:
+    """The kernel's table for all watches: read once a second at most, whatever runs there are. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: frozenset[tuple[int, bytes]] = frozenset()
+        self._read = -YOUNG  # when, by the monotonic clock
+
+    def now(self) -> frozenset[tuple[int, bytes]]:
+        """The sockets of bound_now, as they were a second ago at most; none where the kernel does not tell."""
+        with self._lock:
+            began = time.monotonic()
+            if began - self._read >= YOUNG:
+                self._found = self._dump()
+                self._read = began
+            return self._found
+
     @staticmethod
-    def _table() -> set[tuple[int, bytes]]:
+    def _dump() -> frozenset[tuple[int, bytes]]:
         try:
-            return bound_now()
+            return frozenset(bound_now())
         except OSError as error:  # a kernel without the module: the whole looks go on
             log.warning("the kernel's table of unix sockets can't be read: %s", error.strerror)
-            return set()
+            return frozenset()
+
+
+_TABLE = _Table()
 
 
 def _place(name: bytes, inode: int) -> str:

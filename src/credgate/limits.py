@@ -1,11 +1,11 @@
 """The limits of one run in the daemon: by what they are held, moving the jail in, watching, and why a run ended."""
 
-import asyncio
 import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from credgate.ticks import tick
 from jail.cgroups import Base, Counters, Group, choose, settle, sweep
 from jail.errors import JailError
 from jail.plan import JailSpec
@@ -82,7 +82,7 @@ class RunLimits:
     async def exceeded(self) -> str:
         """Return the reason when a limit was passed that ends the run: "oom", "timeout"; "alarm" for no counters."""
         while True:
-            await asyncio.sleep(SAMPLE)
+            await tick(SAMPLE)
             if self.group is None:
                 continue
             try:

@@ -12,7 +12,6 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from jail.errors import JailError
 
@@ -22,6 +21,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 ROUNDS = 3
 YOUNG = 60.0  # seconds for which an empty group may be about to be filled
 STAY = ("daemon", "launchers")
+_PIECE = 1 << 14  # bytes
 PATIENCE = 5.0  # seconds for the kernel to let go of a dead jail's group
 _MANAGER = "org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager"
 
@@ -360,7 +360,15 @@ def _field(path: str, name: str) -> int:
 
 
 def _read(path: str) -> str:
-    return Path(path).read_text(encoding="utf-8")
+    # Four times a second for each live run: a path object and a text file cost five times the system calls.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        pieces = []
+        while piece := os.read(descriptor, _PIECE):  # the kernel gives a long list in parts
+            pieces.append(piece)
+        return b"".join(pieces).decode()
+    finally:
+        os.close(descriptor)
 
 
 def _write(path: str, text: str) -> None:

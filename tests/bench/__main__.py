@@ -20,6 +20,7 @@ from tests.bench import (
     open_inside,
     proof_share,
     request_cpu,
+    scale,
     workers,
 )
 from tests.bench.figures import Absent, Row, table
@@ -34,6 +35,7 @@ BENCHMARKS = {
     "new_connections": new_connections.measure,
     "cold_connection": cold_connection.measure,
     "footprint": footprint.measure,
+    "scale": scale.measure,
     "open_inside": open_inside.measure,
     "proof_share": proof_share.measure,
 }

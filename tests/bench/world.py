@@ -134,15 +134,19 @@ def daemon(of: Site, workers: int = 1) -> int:
     return int(json.loads(of.credgate("gateway", "status", "--json").stdout)["pid"])
 
 
+def prepared(place: Site, port: int, ca: Path, address: str = "127.0.0.1") -> list[str]:
+    """The command line of a jail whose client asks the target there."""
+    place.secret("api", VALUE, told=True)
+    place.policy(POLICY.format(host=HOST, port=port, address=address), ca)
+    place.write("work/load.py", Path(load.__file__).read_text())
+    return jailed(place, place.python(), "-I", "load.py", HOST, "", "0", "", "env", "")
+
+
 @contextmanager
 def credgate(port: int, ca: Path, address: str = "127.0.0.1", workers: int = 1) -> Iterator[Contestant]:
     """As installed: a jail, policy, ledger and scrub on. Daemon, resolver, and what waits beside the jail count."""
     with site() as place:
-        place.secret("api", VALUE, told=True)
-        place.policy(POLICY.format(host=HOST, port=port, address=address), ca)
-        place.write("work/load.py", Path(load.__file__).read_text())
-        words = [place.python(), "-I", "load.py", HOST, "", "0", "", "env", ""]
-        argv = jailed(place, *words)
+        argv = prepared(place, port, ca, address)
         pid = daemon(place, workers)
         with client(argv, env=place.environment(), cwd=place.work) as asking:
             made = Contestant(name="credgate", client=asking)

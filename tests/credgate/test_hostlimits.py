@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from credgate import daemon, hostlimits, peer
+from credgate import hostlimits, peer
 from credgate.commands import run
 from jail import fdpass, keeper
 from resolver import __main__ as resolver_main
@@ -110,10 +110,9 @@ def test_no_loop_of_ours_needs_the_users_epoll_watches(monkeypatch: pytest.Monke
     monkeypatch.setattr(resolver_main, "confine", lambda: None)
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     assert resolver_main.main(["resolver", str(theirs.detach())]) == 0
-    loops.append(daemon._loop())
     mine.close()
     loops.append(asyncio.new_event_loop())  # control: what there would be otherwise
-    assert [isinstance(loop._selector, selectors.PollSelector) for loop in loops] == [True, True, False]
+    assert [isinstance(loop._selector, selectors.PollSelector) for loop in loops] == [True, False]
     for loop in loops:
         loop.close()
 

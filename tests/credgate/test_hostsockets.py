@@ -160,8 +160,28 @@ def test_files_of_other_kinds_are_none(tree: Path) -> None:
 # While it runs
 
 
+@pytest.fixture(autouse=True)
+def table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that another test has read."""
+    monkeypatch.setattr(hostsockets, "_TABLE", hostsockets._Table())
+
+
+@pytest.mark.parametrize(("young", "dumps"), [(60.0, 1), (0.0, 3)])
+def test_one_reading_of_the_table_serves_all_runs_for_a_while(
+    young: float, dumps: int, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    monkeypatch.setattr(hostsockets, "YOUNG", young)
+    monkeypatch.setattr(hostsockets, "_TABLE", hostsockets._Table())
+    monkeypatch.setattr(hostsockets, "bound_now", lambda: read.append(1) or set())
+    for _ in range(3):
+        assert SocketWatch([str(there)]).look() == ""
+    assert len(read) == dumps
+
+
 @pytest.mark.parametrize("relative", [True, False])
-def test_a_socket_that_is_bound_later(there: Path, relative: bool) -> None:
+def test_a_socket_that_is_bound_later(there: Path, relative: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hostsockets, "YOUNG", 0.0)
     short = Path("/tmp") / f"credgate-hs-{os.getpid()}"
     short.symlink_to(there)
     try:
@@ -181,6 +201,7 @@ def test_a_socket_that_is_bound_later(there: Path, relative: bool) -> None:
 
 
 def test_the_whole_look_comes_in_time(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hostsockets, "YOUNG", 0.0)
     watch = SocketWatch([str(there)])
     monkeypatch.setattr(hostsockets, "bound_now", lambda: set())  # as of another network namespace
     with socket.socket(socket.AF_UNIX) as sock:

@@ -7,7 +7,6 @@ core, not dumpable, no file can be written, made or removed, no signal sent (Lan
 import asyncio
 import logging
 import os
-import selectors
 import signal
 import socket
 import sys
@@ -27,6 +26,7 @@ from credgate.gateway.pins import Pins
 from credgate.gateway.serving import GatewayError, Serving
 from credgate.gateway.upstream import UpstreamTls
 from credgate.ledger.record import LedgerError
+from credgate.loops import new_loop
 from credgate.runs import Listener, Run
 from credgate.startup import harden
 from credgate.workers import given
@@ -258,16 +258,11 @@ async def main_async(descriptor: int) -> None:
     del process
 
 
-def _loop() -> asyncio.SelectorEventLoop:
-    """With poll(2), as the daemon's."""
-    return asyncio.SelectorEventLoop(selectors.PollSelector())
-
-
 def main(arguments: list[str]) -> int:
     """Entry of the process; what goes wrong is in the daemon's log."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     confine()
-    asyncio.run(main_async(int(arguments[0])), loop_factory=_loop)
+    asyncio.run(main_async(int(arguments[0])), loop_factory=new_loop)
     return 0
 
 
