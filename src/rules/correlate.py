@@ -141,12 +141,15 @@ def _clean(agent: bytes) -> bytes:
     return kept if len(kept) <= _MAX_AGENT else kept[:_MAX_AGENT].rpartition(b" ")[0]
 
 
+_PAIRS = tuple(high + low for high in _DIGITS for low in _DIGITS)
+
+
 def _base36(number: int) -> str:
     digits = ""
-    while number:
-        number, digit = divmod(number, 36)
-        digits = _DIGITS[digit] + digits
-    return digits or "0"
+    while number >= len(_PAIRS):
+        number, pair = divmod(number, len(_PAIRS))
+        digits = _PAIRS[pair] + digits
+    return (_PAIRS[number].lstrip("0") + digits) if number else digits or "0"
 
 
 def _uuid(*parts: str | bytes) -> str:

@@ -45,6 +45,8 @@ ID_HEADERS = frozenset(
     }
 )
 
+_SPELT = {name: name.decode("ascii") for name in ID_HEADERS}
+
 type Fields = tuple[tuple[bytes, bytes], ...]
 
 
@@ -56,14 +58,14 @@ def collect_ids(fields: Fields) -> dict[str, str]:
     """
     ids: dict[str, str] = {}
     for name, value in fields:
-        folded = name.lower()
-        if folded in ID_HEADERS and (text := _id(folded, value.strip(b" \t"))):
-            ids.setdefault(folded.decode("ascii"), text.decode("ascii"))
+        known = _SPELT.get(name.lower())
+        if known is not None and known not in ids and (text := _id(known, value.strip(b" \t"))):
+            ids[known] = text.decode("ascii")
     return ids
 
 
-def _id(name: bytes, value: bytes) -> bytes:
-    if name == b"x-gitlab-meta":  # a JSON object around the id
+def _id(name: str, value: bytes) -> bytes:
+    if name == "x-gitlab-meta":  # a JSON object around the id
         found = _GITLAB_ID.search(value)
         value = found[1] if found else b""
     return value if len(value) <= MAX_ID and _PRINTABLE.fullmatch(value) else b""

@@ -6,6 +6,7 @@ without a content coding. One that comes in a coding all the same is sent on dec
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 from credgate.gateway.inflate import CODINGS, Inflater, NotThat
 from rules.policy import Policy
@@ -90,7 +91,7 @@ class Cleaning:
 
     def fields(self, fields: Fields, where: str) -> Fields:
         """Header or trailer fields."""
-        if not self.table.candidates(b"\n".join([part for field in fields for part in field])):
+        if not self.table.candidates(b"\n".join(chain.from_iterable(fields))):
             return fields
         return tuple((self.text(name, where), self.text(value, where)) for name, value in fields)
 
@@ -138,6 +139,8 @@ class Cleaning:
 
 def _coding(fields: Fields, name: bytes) -> bytes:
     """The coding that a header names, "" for none; several are one that nobody knows."""
-    values = [value.strip(b" \t").lower() for key, value in fields if key.lower() == name]
+    values = [value.strip(b" \t").lower() for key, value in fields if len(key) == len(name) and key.lower() == name]
+    if not values:
+        return b""
     named = [value for value in values if value not in (b"", b"identity")]
     return b", ".join(named)

@@ -41,16 +41,18 @@ class Target:
     note: str = field(default="", compare=False)  # what changed since the host was looked up last
     secret: Secret | None = field(default=None, compare=False)  # the proxy's
     client: Identity | None = None  # what the gateway shows in the TLS handshake
+    key: Key = field(init=False, compare=False)  # how mitmproxy knows it
+    first: str = field(init=False, compare=False)  # the address that is dialled first
+
+    def __post_init__(self) -> None:
+        """Spell what each request asks for."""
+        shown = "" if self.client is None else f" {self.client.sha256}"
+        object.__setattr__(self, "key", (f"{self.endpoint.name} {self.host}{shown}", self.endpoint.port))
+        object.__setattr__(self, "first", str(self.addresses[0]) if self.addresses else "")
 
     def pin(self, address: str) -> str:
         """What the ledger says of where it goes: through a proxy the address is nobody's here."""
         return "proxy" if self.endpoint.proxy is not None else address
-
-    @property
-    def key(self) -> Key:
-        """How mitmproxy knows it."""
-        shown = "" if self.client is None else f" {self.client.sha256}"
-        return (f"{self.endpoint.name} {self.host}{shown}", self.endpoint.port)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

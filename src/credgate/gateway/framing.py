@@ -16,6 +16,7 @@ type Pieces = list[bytes]
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t\x20-\x7e\x80-\xff]*)?")
 _TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
 _DIGITS = re.compile(rb"[0-9]{1,19}")
+_NONE: frozenset[bytes] = frozenset()
 _LAST = b"0\r\n\r\n"
 
 
@@ -134,19 +135,23 @@ def chunk(pieces: Pieces, *, last: bool) -> bytes:
 
 def values(fields: Fields, name: bytes) -> list[bytes]:
     """The values of all fields of this name (lower case), in their order."""
-    return [value for key, value in fields if key.lower() == name]
+    size = len(name)  # few have it: cheaper than to fold them all
+    return [value for key, value in fields if len(key) == size and key.lower() == name]
 
 
 def tokens(fields: Fields, name: bytes) -> frozenset[bytes]:
     """The members of a list header, lower case."""
-    return frozenset(part.strip().lower() for value in values(fields, name) for part in value.split(b","))
+    found = values(fields, name)
+    return frozenset(part.strip().lower() for value in found for part in value.split(b",")) if found else _NONE
 
 
 def _length(fields: Fields) -> int | None:
     lengths = values(fields, b"content-length")
+    if not lengths:
+        return None
     if len(lengths) > 1 or not all(_DIGITS.fullmatch(length) for length in lengths):
         raise FramingError("content-length is not one decimal number")
-    return int(lengths[0]) if lengths else None
+    return int(lengths[0])
 
 
 def _is_chunked(fields: Fields, version: bytes) -> bool:

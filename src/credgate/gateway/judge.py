@@ -150,7 +150,7 @@ class Judge:
             return target
         exchange.allow, exchange.target = allow, target
         exchange.digests = Digests() if target.endpoint.digest else None
-        exchange.pin = state.pins.get(target.key, "") or str(target.addresses[0])
+        exchange.pin = state.pins.get(target.key, "") or target.first
         sent = await self._sent(run, ready, body)
         exchange.cred_fp, exchange.query_names = sent.cred_fp, sent.query_names
         table = self.known.table()  # now that its own secrets are known
@@ -212,8 +212,8 @@ class Judge:
     ) -> Target | Deny:
         shown = await self._certificate(state.run, allow)
         for known in state.targets.values():
-            same = known.endpoint == allow.endpoint and known.host == request.host and known.client == shown
-            if known.key in connected and same:
+            same = known.endpoint is allow.endpoint or known.endpoint == allow.endpoint
+            if known.key in connected and same and known.host == request.host and known.client == shown:
                 return known
         secret = await self._proxy_secret(state.run, allow)
         target = await self.dialler.target(allow.endpoint, request.host, state.run.lookups, secret)

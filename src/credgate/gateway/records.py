@@ -260,15 +260,21 @@ def _numbered(marks: Marks, seq: int) -> dict[str, bytes]:
 
 def _counted(exchange: Exchange) -> dict[str, bytes]:
     """What differs from one outcome to the next."""
-    ids = clean_fields("outcome", {"ids": exchange.ids}) if exchange.ids else {}
     return {
-        "ids": fragment("ids", ids["ids"]) if ids else b"",
+        "ids": _ids(exchange.ids) if exchange.ids else b"",
         "intent_seq": b'"intent_seq":%d,' % exchange.intent_seq,
         "ms": b'"ms":%d,' % exchange.ms,
         "req_bytes": b'"req_bytes":%d,' % exchange.req_bytes,
         "resp_bytes": b'"resp_bytes":%d,' % exchange.resp_bytes,
         "status": b'"status":%d,' % exchange.status if exchange.status else b"",
     }
+
+
+def _ids(ids: Mapping[str, str]) -> bytes:
+    """As fragment of what clean_fields makes of them. Those that capture lets through are printable, and short."""
+    if any('"' in text or "\\" in text for text in ids.values()):
+        return fragment("ids", clean_fields("outcome", {"ids": ids})["ids"])
+    return f'"ids":{{{",".join([f'"{name}":"{text}"' for name, text in sorted(ids.items())])}}},'.encode("ascii")
 
 
 def _outcome_words(exchange: Exchange, reason: Reason | None, detail: str) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """A refusal as the jail sees it: one shape, one header, a short fixed sentence; nothing of our own insides."""
 
 import json
-import secrets
+import os
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import assert_never
@@ -35,6 +35,8 @@ _SENTENCES: dict[Reason, tuple[int, str]] = {
     Reason.INTERNAL: (403, "The gateway could not judge this request, so it is refused."),
 }
 
+_BARE = {r: Deny(reason=r, message=text, status=status) for r, (status, text) in _SENTENCES.items()}
+
 # Reasons whose hint says what would let the request pass; other hints are for whoever reads the ledger.
 _TELLS = frozenset(
     {
@@ -55,8 +57,9 @@ _LETTERS = str.maketrans("0123456789abcdef", "bcdfghjklmnpqrst")
 
 def deny(reason: Reason, why: str = "") -> Deny:
     """The gateway's own refusal for a reason; `why` is for the ledger alone."""
-    status, message = _SENTENCES[reason]
-    return Deny(reason=reason, message=message, status=status, hint=why)
+    if not why:
+        return _BARE[reason]
+    return replace(_BARE[reason], hint=why)
 
 
 def sentence(verdict: Deny) -> str:
@@ -67,13 +70,28 @@ def sentence(verdict: Deny) -> str:
     return f"{verdict.message} To pass: {hint}."
 
 
+_drawn = bytearray()  # random bytes of the kernel's that nobody had yet
+
+
+def _random(size: int) -> bytes:
+    """Random bytes, many at a time: each request is stamped with a refusal before it passes."""
+    if len(_drawn) < size:
+        _drawn.extend(os.urandom(4096))
+    taken = bytes(_drawn[-size:])
+    del _drawn[-size:]
+    return taken
+
+
+os.register_at_fork(after_in_child=_drawn.clear)  # no two processes may give the same
+
+
 def new_id() -> str:
     """An id that names one refusal in the answer and in the ledger, of 64 random bits.
 
     Without digits, or vowels that would make words: opencode 1.18 looks for 429, 500, 502, "overloaded" and the like
     anywhere in the body of a refusal, and tries for a minute where it finds one.
     """
-    return secrets.token_hex(8).translate(_LETTERS)
+    return _random(8).hex().translate(_LETTERS)
 
 
 class Form(StrEnum):

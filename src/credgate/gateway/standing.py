@@ -29,6 +29,8 @@ def closed(run: Run, use: Use | None = None) -> Deny | None:
     """Whether everything of the run is refused, or what `use` needs."""
     if not run.proof:
         return deny(Reason.PROOF_MISSING)
+    if run.above is None and not (run.revoked or run.paused or run.revoked_bindings):
+        return None  # as nearly always, and this is asked four times a request
     bindings = () if use is None else use.bindings
     for level in run.levels():
         gone = level.revoked_bindings
@@ -55,11 +57,19 @@ def may(run: Run, use: Use) -> Deny | None:
 def charge(run: Run, use: Use) -> Deny | None:
     """Spend what the request costs, at each level, or at none where one of them refuses."""
     at = now()
+    if run.above is None:
+        spent = spend(run.spent, run.role_rule, use, at)
+        if isinstance(spent, Deny):
+            return spent
+        run.spent = spent
+        return None
     return _keep(run, [spend(level.spent, level.role_rule, use, at) for level in run.levels()])
 
 
 def sent(run: Run, size: int) -> Deny | None:
     """Spend `size` bytes of a body at each level; Deny where they may not go out."""
+    if not size:
+        return None
     return _keep(run, [send(level.spent, level.role_rule, size) for level in run.levels()])
 
 

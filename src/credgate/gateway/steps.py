@@ -30,6 +30,13 @@ type Fields = tuple[tuple[bytes, bytes], ...]
 UNAUTHORIZED = 401
 _PORT = re.compile(rb"[1-9][0-9]{0,4}")
 _NEVER_BACK = frozenset({b"alt-svc", b"upgrade", b"proxy-authenticate", HEADER})
+_COOKIES = frozenset({b"set-cookie"})
+# of an answer, by whether it is an upgrade, and whether cookies are taken out
+_NOT_BACK = {
+    (upgraded, cookies): _NEVER_BACK - ({b"upgrade"} if upgraded else set()) | (_COOKIES if cookies else set())
+    for upgraded in (False, True)
+    for cookies in (False, True)
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,9 +173,8 @@ class Steps:
         exchange.status, exchange.ids = status, collect_ids(fields)
         if status == UNAUTHORIZED and exchange.sent is not None:
             self.judge.minter.doubt(state.run, exchange.sent.secrets)
-        drop = (_NEVER_BACK - {b"upgrade"}) if upgraded else _NEVER_BACK
-        drop |= frozenset({b"set-cookie"}) if _drops_cookies(exchange) else frozenset()
-        return tuple(f for f in fields if f[0].lower() not in drop)
+        drop = _NOT_BACK[upgraded, _drops_cookies(exchange)]
+        return tuple([f for f in fields if f[0].lower() not in drop])
 
     def _withhold(self, state: ClientState, exchange: Exchange, reason: Reason, detail: str = "") -> None:
         """An answer that may not pass: the client is told why."""

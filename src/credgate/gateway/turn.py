@@ -104,13 +104,14 @@ def request_bytes(turn: Turn) -> bytes:
 
 def answer_bytes(turn: Turn, head: ResponseHead, fields: Fields) -> bytes:
     """The answer's head for the client, framed as its body will be sent."""
-    drop = _HOP | tokens(head.fields, b"connection")
-    drop |= frozenset({b"content-length"}) if head.status == 204 else frozenset()  # RFC 9110 8.6
-    lines = [b"HTTP/1.1 %d %s" % (head.status, head.phrase)]
-    lines += [name + b": " + value for name, value in fields if name.lower() not in drop]
-    lines += [b"transfer-encoding: chunked"] if turn.chunked else []
-    lines += [b"connection: close"] if closes(turn) else []
-    return b"\r\n".join(lines) + b"\r\n\r\n"
+    named = tokens(head.fields, b"connection")
+    drop = _HOP | named if named else _HOP
+    if head.status == 204:  # RFC 9110 8.6
+        drop |= frozenset({b"content-length"})
+    lines = [b"%b: %b\r\n" % field for field in fields if field[0].lower() not in drop]
+    chunked = b"transfer-encoding: chunked\r\n" if turn.chunked else b""
+    end = b"connection: close\r\n\r\n" if closes(turn) else b"\r\n"
+    return b"HTTP/1.1 %d %b\r\n%b%b%b" % (head.status, head.phrase, b"".join(lines), chunked, end)
 
 
 def closes(turn: Turn) -> bool:
