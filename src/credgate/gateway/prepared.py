@@ -47,7 +47,8 @@ class Sent:
     query_names: tuple[str, ...]
     rest: tuple[tuple[bytes, bytes], ...] = field(repr=False)  # the fields beside the User-Agent
     lines: bytes = field(repr=False)  # likewise, spelt; b"" where they can't be beforehand
-    form: tuple[tuple[str, ...], Form] | None = None  # of the ledger's intent, and what else decides it
+    # of the ledger's intent: what else decides it, its form, and words of its own
+    form: tuple[tuple[str, ...], Form, Mapping[str, bytes]] | None = None
 
     @classmethod
     def of(

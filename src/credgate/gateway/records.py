@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from credgate.gateway.prepared import Sent
 
 _MOST_FORMS = 1024
+_OWN_WORDS = ("method", "path", "query_names")  # of an intent, what differs from one request to the next
+_COUNTED = ("ids", "intent_seq", "ms", "req_bytes", "resp_bytes", "status")  # likewise of an outcome
 logger = logging.getLogger(__name__)
 
 # Refusals that mean more than a wrong request: something in the jail tries what it was lent where it does not belong.
@@ -60,7 +62,7 @@ class Records:
         self._known = known
         # one that stands in another process takes plain fields
         self._forms = ledger if isinstance(ledger, TakesForms) else None
-        self._outcomes: dict[tuple[str, str], Form] = {}  # by run and pin
+        self._known_forms: dict[tuple[object, ...], Form] = {}
         self._floods = Floods() if floods is None else floods
         self._sweeping: asyncio.TimerHandle | None = None
 
@@ -77,16 +79,30 @@ class Records:
                 lambda seq: {"ua_tag": marks.ua_tag(seq), "ids": marks.ids(seq)},
                 **self.intent_fields(state, exchange, bindings, secrets),
             )
-        form = self._intent_form(state, exchange, exchange.sent)
-        return self._forms.put(form, lambda seq: _numbered(marks, seq), held=bool(bindings))
+        form, words = self._intent_form(state, exchange, exchange.sent)
+        return self._forms.put(form, lambda seq: {**words, **_numbered(marks, seq)}, held=bool(bindings))
 
-    def _intent_form(self, state: ClientState, exchange: Exchange, sent: "Sent") -> Form:
-        """The line but for its number: the same for each sending of the same head on the same way."""
+    def _intent_form(self, state: ClientState, exchange: Exchange, sent: "Sent") -> tuple[Form, Mapping[str, bytes]]:
+        """The line but for its number, the same for each sending of the same head on the same way: a form that requests
+        of one kind share, and the words of this one.
+        """
         key = (state.run.proof, _pin(exchange), "" if exchange.target is None else exchange.target.note)
         if sent.form is None or sent.form[0] != key:
             fields = self.intent_fields(state, exchange, tuple(sent.names), tuple(sent.names.values()))
-            sent.form = (key, Form("intent", fields, ("ids", "ua_tag")))
-        return sent.form[1]
+            own = clean_fields("intent", {name: fields.pop(name) for name in _OWN_WORDS})
+            words = {name: fragment(name, own[name]) if name in own else b"" for name in _OWN_WORDS}
+            sent.form = (key, self._form("intent", fields, (*_OWN_WORDS, "ids", "ua_tag")), words)
+        return sent.form[1:]
+
+    def _form(self, ev: str, fields: Mapping[str, object], holes: tuple[str, ...]) -> Form:
+        """The form of lines with these fields, made once."""
+        key = (ev, *fields.values())
+        form = self._known_forms.get(key)
+        if form is None:
+            if len(self._known_forms) >= _MOST_FORMS:
+                self._known_forms.clear()
+            form = self._known_forms[key] = Form(ev, fields, holes)
+        return form
 
     @staticmethod
     def intent_fields(
@@ -123,18 +139,8 @@ class Records:
         if self._forms is None or any(more.values()):
             self._ended(state, exchange, more)
             return
-        form = self._outcome_form(state.run.id, _pin(exchange))
+        form = self._form("outcome", {"run": state.run.id, "pin": _pin(exchange)}, _COUNTED)
         self._forms.put(form, lambda _seq: _counted(exchange))
-
-    def _outcome_form(self, run: str, pin: str) -> Form:
-        """The line of a request that went as it should, but for numbers and ids."""
-        form = self._outcomes.get((run, pin))
-        if form is None:
-            if len(self._outcomes) >= _MOST_FORMS:
-                self._outcomes.clear()
-            holes = ("ids", "intent_seq", "ms", "req_bytes", "resp_bytes", "status")
-            form = self._outcomes[run, pin] = Form("outcome", {"run": run, "pin": pin}, holes)
-        return form
 
     def _ended(self, state: ClientState, exchange: Exchange, more: dict[str, object]) -> None:
         self.ledger.append(
