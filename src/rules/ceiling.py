@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from rules.covers import covers_address, covers_host, covers_rule, overlaps, strictness
+from rules.hostindex import HostIndex
 from rules.intersect import least, least_budget, smaller, sternest
 from rules.mint_refs import same_secret
 from rules.places import key_of
@@ -46,11 +47,12 @@ def narrow(policy: Policy, ceiling: Policy) -> Policy:
     if report.problems:
         raise PolicyError(dict.fromkeys(report.problems))
     roles = {name: _narrow_role(policy.roles[name], above) for name, above in matched.items() if above is not None}
+    above_hosts = HostIndex((e.host, e) for e in ceiling.endpoints.values())
     nxdomain = Unlisted.NXDOMAIN in (policy.unlisted, ceiling.unlisted)
     return replace(
         policy,
         unlisted=Unlisted.NXDOMAIN if nxdomain else Unlisted.GATEWAY,
-        endpoints={name: _with_denies(e, ceiling) for name, e in policy.endpoints.items()},
+        endpoints={name: _with_denies(e, above_hosts) for name, e in policy.endpoints.items()},
         bindings={name: _narrow_binding(b, ceiling.bindings.get(name)) for name, b in policy.bindings.items()},
         roles=roles,
         ceiling_sha256=ceiling.sha256,
@@ -66,8 +68,9 @@ def _role_above(report: Report, role: Role, ceiling: Policy) -> Role | None:
 
 def _check_role(report: Report, policy: Policy, role: Role, ceiling: Policy, above: Role) -> None:
     where = join("role", role.name)
-    for endpoint in dict.fromkeys((*policy.endpoints_of(role.name), *policy.targets_of(role.name))):
-        _check_endpoint(report, endpoint, ceiling, above)
+    reached = HostIndex((e.host, e) for e in (*ceiling.endpoints_of(above.name), *ceiling.targets_of(above.name)))
+    for endpoint in {e.name: e for e in (*policy.endpoints_of(role.name), *policy.targets_of(role.name))}.values():
+        _check_endpoint(report, endpoint, reached, above)
         if endpoint.proxy is not None and endpoint.proxy.secret:
             _check_proxy(report, policy, endpoint.proxy, ceiling)
     for name in role.bindings:
@@ -114,11 +117,10 @@ def _below(path: str, outer: str) -> bool:
     return path.rstrip("/") == base or path.startswith(base + "/")
 
 
-def _check_endpoint(report: Report, endpoint: Endpoint, ceiling: Policy, above: Role) -> None:
+def _check_endpoint(report: Report, endpoint: Endpoint, reached: HostIndex[Endpoint], above: Role) -> None:
     """Record what keeps the endpoint from fitting the ceiling's endpoint that it comes nearest to."""
     where = join("endpoint", endpoint.name)
-    reached = (*ceiling.endpoints_of(above.name), *ceiling.targets_of(above.name))
-    candidates = [e for e in reached if _same_target(e, endpoint)]
+    candidates = [e for e in reached.near(endpoint.host) if _same_target(e, endpoint)]
     if not candidates:
         message = f"the ceiling's role {above.name} reaches no endpoint that covers {endpoint.host.text}"
         kind = f"listen = {endpoint.listen}" if endpoint.listen else f"tls = {str(endpoint.tls).lower()}"
@@ -222,9 +224,10 @@ def _same_segment(binding: Binding, rule: AllowRule, outer: AllowRule) -> bool:
     return mine <= above
 
 
-def _with_denies(endpoint: Endpoint, ceiling: Policy) -> Endpoint:
+def _with_denies(endpoint: Endpoint, above: HostIndex[Endpoint]) -> Endpoint:
     """Add the deny rules of every endpoint of the ceiling that shares a host with this one."""
-    shared = [e for e in ceiling.endpoints.values() if e.port == endpoint.port and overlaps(e.host, endpoint.host)]
+    near = above.near(endpoint.host)
+    shared = [e for e in near if e.port == endpoint.port and overlaps(e.host, endpoint.host)]
     added = tuple(_renamed(rule, e) for e in shared for rule in e.deny)
     return replace(endpoint, deny=(*endpoint.deny, *added))
 

@@ -8,7 +8,7 @@ What the client sent in a place that a secret goes to, and its own credentials e
 request. A segment of a path and a field of a body can't be taken out, so a credential there always refuses.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -122,7 +122,7 @@ def _ruled(policy: Policy, role: str, here: tuple[Endpoint, ...], request: Reque
         matches = _closed(here, matches, request)
     if isinstance(matches, Deny):
         return matches
-    bodied = _by_body(tuple(_bindings_of(policy, role)), matches, request)
+    bodied = _by_body(_bindings_at(policy, role, matches), matches, request)
     if isinstance(bodied, Deny):
         return bodied
     allow = _bound(policy, role, bodied.matches)
@@ -167,24 +167,20 @@ def decide_connect(policy: Policy, role: str, host: bytes, port: int) -> Tunnel 
         return Deny(
             reason=Reason.HOST_INVALID, message="The host of the request is not valid.", status=400, hint=error.detail
         )
-    endpoints = tuple(_http_of(policy, role))
-    if port != 443 and port not in {endpoint.port for endpoint in endpoints}:
+    reach = policy.reach(role)
+    if port != 443 and port not in reach.ports:
         return _port_unlisted(port)
     if isinstance(name, AddressLiteral) or is_metadata_name(labels_of(name)):
         return Tunnel()
-    return Tunnel(endpoint=next((e for e in endpoints if e.host.matches(name) and e.port == port), None))
+    return Tunnel(endpoint=next((e for e in reach.at(labels_of(name)) if e.port == port), None))
 
 
 def endpoint_for(policy: Policy, role: str, host: str, port: int, tls: bool) -> Endpoint | None:
     """The first endpoint of the role with this host (in normal form), port and scheme; None for a metadata name."""
-    if is_metadata_name(labels_of(host)):
+    labels = labels_of(host)
+    if is_metadata_name(labels):
         return None
-    return next((e for e in _http_of(policy, role) if e.host.matches(host) and _is_at(e, port, tls)), None)
-
-
-def _http_of(policy: Policy, role: str) -> Iterable[Endpoint]:
-    """What is opaque has a port of its own and no rule that a request could match."""
-    return (endpoint for endpoint in policy.endpoints_of(role) if not endpoint.listen)
+    return next((e for e in policy.reach(role).at(labels) if _is_at(e, port, tls)), None)
 
 
 def _is_at(endpoint: Endpoint, port: int, tls: bool) -> bool:
@@ -192,9 +188,10 @@ def _is_at(endpoint: Endpoint, port: int, tls: bool) -> bool:
 
 
 def _endpoints_here(policy: Policy, role: str, request: Request) -> tuple[Endpoint, ...] | Deny:
-    if is_metadata_name(labels_of(request.host)):
+    labels = labels_of(request.host)
+    if is_metadata_name(labels):
         return Deny(reason=Reason.METADATA, message="Metadata names are closed.")
-    named = [e for e in _http_of(policy, role) if e.host.matches(request.host)]
+    named = policy.reach(role).at(labels)
     if not named:
         return Deny(
             reason=Reason.HOST_UNLISTED,
@@ -356,7 +353,7 @@ def _misfit(term: BodyTerm, request: Request, document: bodies.Document | bodies
 
 def _bound(policy: Policy, role: str, matches: tuple[_Match, ...]) -> Allow | Deny:
     """The deciding rule is the first that a binding names, else the first. Its endpoint says where to dial."""
-    bindings = tuple(b for b in _bindings_of(policy, role) if any(_names(b, match) for match in matches))
+    bindings = tuple(b for b in _bindings_at(policy, role, matches) if any(_names(b, match) for match in matches))
     deciding = next((m for m in matches if any(_names(b, m) for b in bindings)), matches[0])
     shared = any(overlap(*pair) for pair in combinations(bindings, 2))
     if shared or any(b.endpoint != deciding.endpoint.name for b in bindings):
@@ -368,8 +365,9 @@ def _bound(policy: Policy, role: str, matches: tuple[_Match, ...]) -> Allow | De
     return Allow(rule=deciding.name, endpoint=deciding.endpoint, bindings=bindings)
 
 
-def _bindings_of(policy: Policy, role: str) -> Iterable[Binding]:
-    return (policy.bindings[name] for name in dict.fromkeys(policy.roles[role].bindings))
+def _bindings_at(policy: Policy, role: str, matches: tuple[_Match, ...]) -> tuple[Binding, ...]:
+    """The role's bindings that could name one of these, in its order."""
+    return policy.reach(role).bindings(match.endpoint.name for match in matches)
 
 
 def _names(binding: Binding, match: _Match) -> bool:

@@ -26,7 +26,7 @@ from rules.problems import PolicyError, Problem
 from rules.tables import Report, Table
 
 VERSION = 1
-MAX_BYTES = 256 << 10
+MAX_BYTES = 4 << 20  # more than 10,000 endpoints, each with a rule or two
 # tomllib keeps each prefix of a dotted key until the next table header: 400 KB of "a.a.a" took all memory (measured).
 # The deepest key of a policy has five parts.
 # Possessive (3.11): no run of blanks or letters is walked twice.

@@ -1,6 +1,6 @@
 """What the tables of a policy say about each other: names that lead nowhere, and secrets where none may be."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -67,11 +67,10 @@ def check_refs(root: Table, default_role: str, draft: Draft) -> None:
             _ref(report, f"test[{i}].role", case.role, draft.roles, "role")
 
 
-def _ref(report: Report, where: str, name: str, known: Iterable[str], kind: str) -> bool:
-    names = list(known)
-    if name in names:
+def _ref(report: Report, where: str, name: str, known: Mapping[str, object], kind: str) -> bool:
+    if name in known:
         return True
-    report.add(where, f"no {kind} is called {show(name)}", closest(name, names) or f"add: [{kind}.{name}]")
+    report.add(where, f"no {kind} is called {show(name)}", closest(name, known) or f"add: [{kind}.{name}]")
     return False
 
 
@@ -170,8 +169,8 @@ def _role(report: Report, role: Role, draft: Draft) -> None:
     for i, name in enumerate(role.children):
         _ref(report, f"{where}.children[{i}]", name, draft.roles, "role")
     bindings = [draft.bindings[n] for n in role.bindings if n in draft.bindings]
-    for one, other in combinations(bindings, 2):
-        _pair(report, f"{where}.bindings", one, other)
+    for one, other in sorted(_sharing(map(_claims, bindings))):
+        _pair(report, f"{where}.bindings", bindings[one], bindings[other])
     for binding in bindings:
         if binding.placeholder and binding.placeholder.env in role.env:
             message = f"{binding.placeholder.env} is passed from the caller and holds the placeholder of {binding.name}"
@@ -179,8 +178,41 @@ def _role(report: Report, role: Role, draft: Draft) -> None:
     _agent(report, where, role, bindings, draft)
     reached = reached_by(role, draft.bindings, draft.endpoints)
     _role_route(report, role, [e for n, e in draft.endpoints.items() if n in reached])
-    for first, second in combinations([e for n, e in draft.endpoints.items() if n.partition("~")[0] in reached], 2):
+    for first, second in _alike([e for n, e in draft.endpoints.items() if n.partition("~")[0] in reached]):
         _one_target(report, where, first, second)
+
+
+type _Pairs = set[tuple[int, int]]
+
+
+def _sharing(keys: Iterable[Iterable[Hashable]]) -> _Pairs:
+    """Which of the things with these keys share one, as pairs of their numbers: of 10,000 there are fifty million
+    pairs, so that not all are looked at.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for number, each in enumerate(keys):
+        for key in each:
+            groups.setdefault(key, []).append(number)
+    return {pair for group in groups.values() for pair in combinations(group, 2)}
+
+
+def _claims(binding: Binding) -> Iterator[Hashable]:
+    """What two bindings may both want: a rule, or a variable."""
+    for rule in binding.rules:
+        yield (binding.endpoint, rule)
+    if binding.placeholder:
+        yield binding.placeholder.env
+
+
+def _alike(endpoints: Sequence[Endpoint]) -> Iterator[tuple[Endpoint, Endpoint]]:
+    """Those that may be one target, or one port of the gateway's, in their order."""
+    found = _sharing([] if e.listen else [(e.host, e.port)] for e in endpoints)
+    by_entry: dict[int, list[int]] = {}
+    for number, endpoint in enumerate(endpoints):
+        by_entry.setdefault(endpoint.entry, []).append(number)
+    opaque = [(number, e.entry) for number, e in enumerate(endpoints) if e.listen]
+    found |= {(min(n, other), max(n, other)) for n, entry in opaque for other in by_entry[entry] if other != n}
+    return ((endpoints[one], endpoints[other]) for one, other in sorted(found))
 
 
 def _agent(report: Report, where: str, role: Role, bindings: Iterable[Binding], draft: Draft) -> None:

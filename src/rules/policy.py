@@ -12,6 +12,7 @@ from rules.fieldpaths import FieldPath
 from rules.fingerprint import Fingerprint
 from rules.hosts import HostPattern
 from rules.paths import PathPattern
+from rules.reach import Reach, scrubbed
 from rules.registries import Client, Registry
 from rules.sources import SecretRule
 
@@ -360,6 +361,23 @@ class Policy:
     bindings: Mapping[str, Binding] = field(default_factory=dict)
     roles: Mapping[str, Role] = field(default_factory=dict)
     tests: tuple[TestCase, ...] = ()
+    # computed when asked for; not copied by replace(), and no part of what a policy is
+    _reach: dict[str, Reach] = field(init=False, compare=False, repr=False, default_factory=dict)
+    _scrubbed: list[frozenset[str]] = field(init=False, compare=False, repr=False, default_factory=list)
+
+    def reach(self, role: str) -> Reach:
+        """What a role reaches. Raises KeyError for one that isn't there."""
+        known = self._reach.get(role)
+        if known is None:
+            names = reached_by(self.roles[role], self.bindings, self.endpoints)
+            known = self._reach[role] = Reach(self, role, names)
+        return known
+
+    def scrubbed(self) -> frozenset[str]:
+        """Names of the endpoints that have a binding whose answers are searched."""
+        if not self._scrubbed:
+            self._scrubbed.append(scrubbed(self.bindings))
+        return self._scrubbed[0]
 
     def endpoints_of(self, role: str) -> tuple[Endpoint, ...]:
         """The endpoints that a role reaches, by binding or by name, each once, in the file's order.
@@ -367,8 +385,7 @@ class Policy:
         With host_from one name stands for several: NAME, NAME~2 and so on. What stands behind a route is reached by
         its own name only where the role lists it.
         """
-        names = reached_by(self.roles[role], self.bindings, self.endpoints)
-        return tuple(e for n, e in self.endpoints.items() if n.partition("~")[0] in names)
+        return self.reach(role).endpoints
 
     def targets_of(self, role: str) -> tuple[Endpoint, ...]:
         """What stands behind the routed endpoints of a role, each once."""

@@ -13,7 +13,7 @@ from enum import StrEnum
 from rules.problems import Problem
 
 NOT_YET = "not yet: this version does not build that"
-MAX_ITEMS = 1000
+MAX_ITEMS = 20_000
 MAX_PROBLEMS = 200  # nobody reads more, and looking for the nearest word takes its time
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -170,7 +170,7 @@ class Table:
         return tuple(self._items(key, values))
 
     def _items(self, key: str, values: list[object]) -> list[str]:
-        out: list[str] = []
+        out: dict[str, None] = {}
         for i, value in enumerate(values):
             where = f"{self.at(key)}[{i}]"
             if not isinstance(value, str):
@@ -178,8 +178,8 @@ class Table:
             elif value in out:
                 self.report.add(where, f"{show(value)} stands there twice", "take one out")
             elif self._clean(where, value):
-                out.append(value)
-        return out
+                out[value] = None
+        return list(out)
 
     def words(self, key: str) -> tuple[str, ...]:
         """Read an array of strings that may stand there twice: arguments."""

@@ -32,7 +32,7 @@ def is_wanted(policy: Policy, allow: Allow) -> bool:
     if allow.bindings:
         return any(binding.scrub for binding in allow.bindings)
     # the target has the secret from other requests
-    return any(binding.scrub for binding in policy.bindings.values() if binding.endpoint == allow.endpoint.name)
+    return allow.endpoint.name in policy.scrubbed()
 
 
 def is_alarming(policy: Policy, secret: str) -> bool:
