@@ -41,6 +41,10 @@ class Document:
 
 def read(request: Request) -> Document | Unreadable:
     """Read the body of a request as JSON."""
+    return request.once("json", lambda: _read(request))
+
+
+def _read(request: Request) -> Document | Unreadable:
     types = [value for name, value in request.headers if fold_name(name) == "content-type"]
     if len(types) != 1 or not _JSON_TYPE.fullmatch(types[0].strip(b" \t")):
         return Unreadable("content-type is not application/json")

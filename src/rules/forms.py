@@ -21,6 +21,10 @@ _BODY = re.compile(rb"(?:[\x21\x22\x24\x26-\x3a\x3c-\x7e]++|%[0-9A-Fa-f]{2})*+")
 
 def read_form(request: Request) -> tuple[Parameter, ...] | str:
     """The fields of a request's form, in order; a text where it has no one reading: why."""
+    return request.once("form", lambda: _read(request))
+
+
+def _read(request: Request) -> tuple[Parameter, ...] | str:
     body = request.body or b""
     types = [value for name, value in request.headers if fold_name(name) == "content-type"]
     if len(types) != 1 or not _TYPE.fullmatch(types[0].strip(b" \t")):

@@ -15,8 +15,8 @@ from rules.credentials import (
     fold_name,
     is_credential_query,
 )
-from rules.jsonfield import FieldError, find, with_value
-from rules.places import held, key_of, place_text, segment_of
+from rules.jsonfield import FieldError, Found, find, with_value
+from rules.places import field_of, held, key_of, place_text, segment_of, text_of
 from rules.policy import Binding, Endpoint, Foreign, Mode, PlaceKind
 from rules.problems import InjectError
 from rules.queries import likeness, rewritten
@@ -208,19 +208,24 @@ def _body(request: Request, allow: Allow, texts: Mapping[str, str]) -> bytes | N
         return None
     if request.body is None:
         raise InjectError("a body was not read that a secret goes into")
-    text = request.body.decode("utf-8")
+    text = text_of(request)
     fields = [(b.slot, spelt(b, texts[b.name])) for b in bound if b.place is PlaceKind.FORM]
     if fields:
         text = rewritten(text, lambda _: False, fields)
     for binding in bound:
         if binding.json_path is not None:
-            text = _with_field(text, binding, texts[binding.name])
+            found = field_of(request, binding.json_path.steps) if text is text_of(request) else None
+            text = _with_field(text, binding, texts[binding.name], found)
     return text.encode("utf-8")
 
 
-def _with_field(text: str, binding: Binding, value: str) -> str:
+def _with_field(text: str, binding: Binding, value: str, found: Found | FieldError | None) -> str:
+    """`found`: where the field stands, if that is known."""
     steps = () if binding.json_path is None else binding.json_path.steps
     try:
-        return with_value(text, find(text, steps), value)
+        found = find(text, steps) if found is None else found
     except FieldError as why:
-        raise InjectError(f"binding {binding.name!r}: {why}") from None
+        found = why
+    if isinstance(found, FieldError):
+        raise InjectError(f"binding {binding.name!r}: {found}")
+    return with_value(text, found, value)

@@ -67,14 +67,16 @@ def _find(text: str, at: int, steps: tuple[str | int, ...]) -> Found:
 def _in_object(text: str, at: int, key: str, steps: tuple[str | int, ...]) -> Found:
     if text[at] != "{":
         raise FieldError("no object where the path needs one")
-    here, behind, last = -1, _skip(text, at + 1), at + 1
+    here, behind, last, folded = -1, _skip(text, at + 1), at + 1, key.casefold()
     empty = text[behind] == "}"
     while text[behind] != "}":
         name, behind = _DECODER.raw_decode(text, behind)
+        if not isinstance(name, str):
+            raise FieldError("not JSON with one reading")
         value = _skip(text, _skip(text, behind) + 1)
         if name == key:
             here = value
-        elif name.casefold() == key.casefold():
+        elif name.casefold() == folded:
             raise FieldError("a key that differs from the field's in case alone")
         _, last = _DECODER.raw_decode(text, value)
         behind = _skip(text, last)

@@ -10,12 +10,12 @@ from rules.basic import basic_text
 from rules.cookies import cookies_of
 from rules.credentials import fold_name
 from rules.forms import read_form
-from rules.jsonfield import FieldError, find
+from rules.jsonfield import FieldError, Found, find
 from rules.policy import Binding, Endpoint, PlaceKind
 from rules.queries import Parameter, likeness, parameters
 from rules.request import Request
 
-__all__ = ["Held", "Key", "held", "key_of", "overlap", "place_text", "segment_of"]
+__all__ = ["Held", "Key", "field_of", "held", "key_of", "overlap", "place_text", "segment_of", "text_of"]
 
 type Key = tuple[str, str]
 
@@ -125,6 +125,23 @@ def _cookie(request: Request, name: str) -> Held:
     return Held(trouble=f"{name} stands there twice") if len(values) > 1 else Held(values=values)
 
 
+def text_of(request: Request) -> str:
+    """A body that bodies.read has taken, as text."""
+    return request.once("text", lambda: (request.body or b"").decode("utf-8"))
+
+
+def field_of(request: Request, steps: tuple[str | int, ...]) -> Found | FieldError:
+    """Where a field of that text stands, or why there is none."""
+
+    def look() -> Found | FieldError:
+        try:
+            return find(text_of(request), steps)
+        except FieldError as why:
+            return why
+
+    return request.once(("field", steps), look)
+
+
 def _field(request: Request, binding: Binding) -> Held:
     document = bodies.read(request)
     if isinstance(document, bodies.Unreadable) or binding.json_path is None:
@@ -132,10 +149,9 @@ def _field(request: Request, binding: Binding) -> Held:
     beside = _beside(request, str(binding.json_path.steps[0]))
     if beside:
         return Held(trouble=beside)
-    try:
-        found = find((request.body or b"").decode("utf-8"), binding.json_path.steps)
-    except FieldError as why:
-        return Held(trouble=str(why))
+    found = field_of(request, binding.json_path.steps)
+    if isinstance(found, FieldError):
+        return Held(trouble=str(found))
     if found.missing:
         return Held()
     return Held(values=(found.value if isinstance(found.value, str) else "",))

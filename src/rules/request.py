@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Via(StrEnum):
@@ -49,6 +53,15 @@ class Request:
     upgrade: str = ""  # lower-case protocol of an Upgrade header
     has_body: bool = False
     body: bytes | None = field(default=None, repr=False)  # decoded; None: not read (yet)
+    # What was read of this very body, by what was asked: it is asked for by each step of the judgement, and 6 MiB take
+    # a second. replace() begins a new one.
+    _readings: dict[object, object] = field(init=False, compare=False, repr=False, default_factory=dict)
+
+    def once[T](self, asked: object, read: "Callable[[], T]") -> T:
+        """What `read` makes of this request and of nothing else; `asked` says what that is."""
+        if asked not in self._readings:
+            self._readings[asked] = read()
+        return cast("T", self._readings[asked])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

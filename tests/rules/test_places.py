@@ -12,12 +12,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from rules import bodies, places
 from rules.bodies import Unreadable, read
 from rules.cookies import cookies_of, is_plain
 from rules.fieldpaths import FieldPath
+from rules.foreign import check_credentials
 from rules.forms import read_form
 from rules.hosts import HostPattern
-from rules.inject import InjectError, path_for_records, rewrite
+from rules.inject import InjectError, injected, path_for_records, rewrite
 from rules.jsonfield import FieldError, find, with_value
 from rules.paths import Path, PathPattern, normal_form
 from rules.places import Held, held, overlap, place_text
@@ -406,3 +408,24 @@ def test_a_place_without_its_placeholder_is_cleared(kind: PlaceKind) -> None:
     assert b"mine" not in b" ".join(value for _, value in out.fields)
     if kind is PlaceKind.QUERY:
         assert out.target == "/a/b?x=1"
+
+
+def test_a_body_is_read_once_for_the_whole_judgement(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+    parse, look = bodies.parse, places.find
+    monkeypatch.setattr(bodies, "parse", lambda body: reads.append("parse") or parse(body))
+    monkeypatch.setattr(places, "find", lambda *given: reads.append("find") or look(*given))
+    binding = dataclasses.replace(bound(PlaceKind.JSON, "auth.token"), mode=Mode.PLACEHOLDER)
+    decoys, decoy = {"b": "tok_" + "a" * 36}, b"tok_" + b"a" * 36
+    asked, allowed = request("/a/b", JSON_TYPE, body=b'{"auth": {"token": "%b"}}' % decoy), allow(binding)
+    assert check_credentials(asked, allowed, decoys, ()) is allowed
+    assert injected(asked, allowed, decoys) == (binding,)
+    assert rewrite(asked, allowed, {"s": "value-of-s"}, decoys).body == b'{"auth": {"token": "value-of-s"}}'
+    assert sorted(reads) == ["find", "parse"]
+    other = dataclasses.replace(asked, body=b'{"auth": {"token": "other"}}')
+    assert not injected(other, allowed, decoys)  # another body is read anew
+
+
+def test_a_key_that_is_no_text_ends_the_search() -> None:
+    with pytest.raises(FieldError):
+        find('{1:2,"a":"b"}', ("a",))

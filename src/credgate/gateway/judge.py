@@ -117,7 +117,9 @@ class Judge:
         ready = await self._prepared(state.run, exchange, wire, body)
         if not isinstance(ready, Prepared):
             return ready
-        exchange.request, exchange.path = ready.request, ready.path
+        # the body was judged with it, and goes its own way: what was read of it is not kept while the target answers
+        exchange.request = ready.request if body is None else replace(ready.request, body=None)
+        exchange.path = ready.path
         exchange.asked = ready.asked or exchange.asked
         state.bindings.update(binding.name for binding in ready.allow.bindings)
         first: Deny | BodyWanted | None = standing.may(state.run, ready.use)
@@ -148,7 +150,8 @@ class Judge:
         target = await self._target(state, allow, request, connected)
         if isinstance(target, Deny):
             return target
-        exchange.allow, exchange.target = allow, target
+        exchange.allow = allow if allow.sent is None else replace(allow, sent=None)  # it may hold the body, as above
+        exchange.target = target
         exchange.digests = Digests() if target.endpoint.digest else None
         exchange.pin = state.pins.get(target.key, "") or target.first
         sent = await self._sent(run, ready, body)
