@@ -6,6 +6,7 @@ URL parser would read as something else (a number, a full-width digit, userinfo)
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from rules.problems import HostError
@@ -114,6 +115,15 @@ def normalize_host(raw: bytes) -> str | AddressLiteral:
 
     Raises HostError for everything that is neither a name nor an address in its canonical spelling.
     """
+    return _known_host(raw) if len(raw) <= MAX_NAME + 1 else _normal_host(raw)
+
+
+@lru_cache(maxsize=512)  # a client asks for few, each of them three times a request
+def _known_host(raw: bytes) -> str | AddressLiteral:
+    return _normal_host(raw)
+
+
+def _normal_host(raw: bytes) -> str | AddressLiteral:
     try:
         text = raw.decode("ascii").lower()
     except UnicodeDecodeError:

@@ -5,7 +5,8 @@ A body on GET or HEAD is refused: servers that ignore it read it as the next req
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from rules.addresses import AddressClass, classify
 from rules.credentials import fold_name
@@ -23,6 +24,7 @@ MAX_HEADER_BYTES = 64 << 10
 MAX_HEADERS = 200
 MAX_LINE = 16 << 10
 MAX_TARGET = 8 << 10
+_SHORT = 4 << 10  # bytes of headers that are worth to be remembered
 
 METHODS = frozenset(
     {
@@ -84,32 +86,69 @@ def bracketed(host: bytes) -> bytes:
     return b"[" + host + b"]" if b":" in host and not host.startswith(b"[") else host
 
 
-def _parse(wire: Wire) -> Request:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Head:
+    """What the connection and the headers say, whatever the target."""
+
+    scheme: str
+    host: str
+    port: int
+    method: str
+    headers: tuple[tuple[bytes, bytes], ...]
+    folded: frozenset[str]
+    upgrade: str
+
+
+def _head(wire: Wire) -> _Head:
     _check_headers(wire)
     _check_framing(wire)
     scheme = _scheme(wire)
     host, port = _identity(wire, scheme)
-    method = _method(wire)
+    return _Head(
+        scheme=scheme,
+        host=host,
+        port=port,
+        method=_method(wire),
+        headers=_end_to_end(wire),
+        folded=frozenset(fold_name(name) for name, _ in wire.headers),
+        upgrade=_upgrade(wire),
+    )
+
+
+@lru_cache(maxsize=256)
+def _known_head(wire: Wire) -> _Head:
+    return _head(wire)
+
+
+def _head_of(wire: Wire) -> _Head:
+    """Of a client that sends the same headers for one target after the other they are looked at once."""
+    if len(wire.target) > MAX_TARGET or sum(len(name) + len(value) for name, value in wire.headers) > _SHORT:
+        return _head(wire)
+    return _known_head(replace(wire, target=b""))
+
+
+def _parse(wire: Wire) -> Request:
+    head = _head_of(wire)
     path, query = _split_target(wire.target)
     normal = normal_form(path)
     if isinstance(normal, Ambiguity):
         raise _refuse(Reason.PATH_AMBIGUOUS, "The path can be read in more than one way.", hint=normal.why)
     names = names_of(query.decode("ascii"))
-    _check_overrides(wire, names)
-    _check_body(wire, method)
+    _check_overrides(head.folded, names)
+    _check_body(wire, head.method)
     return Request(
         via=wire.via,
         http_version=wire.http_version,
-        method=method,
-        scheme=scheme,
-        host=host,
-        port=port,
+        method=head.method,
+        scheme=head.scheme,
+        host=head.host,
+        port=head.port,
         path=normal.text,
         target=wire.target.decode("ascii"),
         query_names=names,
-        headers=_end_to_end(wire),
+        headers=head.headers,
         encoded_slash=normal.encoded_slash,
-        upgrade=_upgrade(wire),
+        upgrade=head.upgrade,
         has_body=wire.has_body,
     )
 
@@ -186,7 +225,8 @@ def _end_to_end(wire: Wire) -> tuple[tuple[bytes, bytes], ...]:
 
 
 def _values(wire: Wire, name: bytes) -> list[bytes]:
-    return [value.strip(b" \t") for key, value in wire.headers if key.lower() == name]
+    size = len(name)
+    return [value.strip(b" \t") for key, value in wire.headers if len(key) == size and key.lower() == name]
 
 
 def _scheme(wire: Wire) -> str:
@@ -276,8 +316,7 @@ def _split_target(target: bytes) -> tuple[bytes, bytes]:
     return path, query
 
 
-def _check_overrides(wire: Wire, names: tuple[str, ...]) -> None:
-    folded = {fold_name(name) for name, _ in wire.headers}
+def _check_overrides(folded: frozenset[str], names: tuple[str, ...]) -> None:
     if not folded.isdisjoint(_METHOD_OVERRIDES) or "_method" in names:
         raise _refuse(Reason.METHOD_INVALID, "The method is not accepted.", hint="a second method beside the first")
     if not folded.isdisjoint(_PATH_OVERRIDES):
@@ -287,8 +326,10 @@ def _check_overrides(wire: Wire, names: tuple[str, ...]) -> None:
 
 
 def _check_body(wire: Wire, method: str) -> None:
+    if method not in ("GET", "HEAD"):
+        return
     framed = any(int(value) for value in _values(wire, b"content-length")) or _values(wire, b"transfer-encoding")
-    if method in ("GET", "HEAD") and (wire.has_body or framed):
+    if wire.has_body or framed:
         raise _refuse(Reason.BODY_REFUSED, "A body is not accepted with this method.", hint="send it with POST")
 
 

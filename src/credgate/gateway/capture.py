@@ -3,19 +3,20 @@
 import re
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from credgate.errors import CredgateError
 from credgate.paths import private_dir, read_private, write_private
 from rules.correlate import Correlate, Marks
 from rules.credentials import fold_name
-from rules.fingerprint import MIN_KEY, fingerprint, form_of
+from rules.fingerprint import MIN_KEY, Fingerprint, fingerprint, form_of
 from rules.policy import Endpoint
 from rules.request import Outgoing, Request
 
 _KEY_FILE = "fingerprint.key"
 MAX_ID = 256  # bytes of one id
+_MOST = 64  # fingerprints that are kept
 _PRINTABLE = re.compile(rb"[\x20-\x7e]*")
 _GITLAB_ID = re.compile(rb'"correlation_id"\s*:\s*"([0-9A-Za-z_-]+)"')
 
@@ -76,6 +77,7 @@ class Fingerprints:
     """Names credentials without their values, by a key of this install that no jail and no copy of the ledger has."""
 
     key: bytes
+    _last: dict[tuple[Fingerprint, str], str] = field(default_factory=dict, compare=False)  # of values that are in use
 
     @classmethod
     def load(cls, directory: Path) -> "Fingerprints":
@@ -94,7 +96,15 @@ class Fingerprints:
     def of(self, endpoint: Endpoint, host: str, values: Iterable[str]) -> str:
         """The fingerprints of secrets' values as this endpoint's log has them, in their order."""
         form = form_of(endpoint.fingerprint, host)
-        return ",".join(fingerprint(form, value, self.key) for value in values)
+        return ",".join([self._of(form, value) for value in values])
+
+    def _of(self, form: Fingerprint, value: str) -> str:
+        found = self._last.get((form, value))
+        if found is None:
+            if len(self._last) >= _MOST:
+                self._last.clear()
+            found = self._last[form, value] = fingerprint(form, value, self.key)
+        return found
 
 
 def marks_of(run: str, endpoint: Endpoint, request: Request, out: Outgoing) -> Marks:
