@@ -6,7 +6,16 @@ from rules.hosts import HostPattern
 from rules.paths import PathPattern, is_verb
 from rules.policy import Address, AllowRule, BodyTerm, FieldTest, Foreign, Network
 
-__all__ = ["covers_address", "covers_host", "covers_path", "covers_rule", "covers_tree", "overlaps", "strictness"]
+__all__ = [
+    "covers_address",
+    "covers_host",
+    "covers_path",
+    "covers_rule",
+    "covers_tree",
+    "overlaps",
+    "paths_meet",
+    "strictness",
+]
 
 _STRICTNESS = {Foreign.DENY: 0, Foreign.STRIP: 1, Foreign.ALLOW: 2}
 
@@ -46,6 +55,28 @@ def covers_path(outer: PathPattern, inner: PathPattern) -> bool:
                 row[j] = _covers_segment(part, narrow[j]) and below[j + 1]
         below = row
     return below[0]
+
+
+def paths_meet(one: PathPattern, other: PathPattern) -> bool:
+    """Tell whether some path is one of both. True may be a spelling of no real path; a False is certain.
+
+    A table as in covers_path: cell [i][j] says whether one from i on and other from j on have a path in common.
+    """
+    first, second = one.segments, other.segments
+    below = [all(part == "**" for part in second[j:]) for j in range(len(second) + 1)]
+    for part in reversed(first):
+        row = [False] * len(second) + [part == "**" and below[-1]]
+        for j in range(len(second) - 1, -1, -1):
+            if part == "**" or second[j] == "**":
+                row[j] = below[j] or row[j + 1]
+            else:
+                row[j] = _segments_meet(part, second[j]) and below[j + 1]
+        below = row
+    return below[0]
+
+
+def _segments_meet(one: str, other: str) -> bool:
+    return _covers_segment(one, other) or _covers_segment(other, one) or (is_verb(one) and is_verb(other))
 
 
 def _covers_segment(outer: str, inner: str) -> bool:

@@ -107,6 +107,9 @@ def _of_target(policy: Policy, role: str, group: list[Asked], known: Known | Non
             found.tell(asked, f"more than {PATHS} paths of this host were asked for: write a rule for them by hand")
             continue
         proposal = target.proposal(asked, len(made))
+        if judge := target.judged_by(proposal):
+            found.tell(asked, f"rule {judge} judges the body there, which a rule beside it would undo: change that one")
+            continue
         refused = _tried(policy, role, [*made, proposal], known)
         found.told += refused
         still = {each for each, _ in refused}

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rules.asked import Asked, Known, Proposal
+from rules.covers import paths_meet
 from rules.hosts import HostError, HostPattern, labels_of
 from rules.idsegments import patterns
 from rules.names import NameTable, NameVerdict, decide_name
@@ -84,6 +85,20 @@ class Target:
             notes=tuple(self._notes(asked, name)),
             aside=self._aside(first.host),
         )
+
+    def judged_by(self, proposal: Proposal) -> str:
+        """A rule that reads the body, or the messages, of something that the proposal would let pass unread; "": none.
+
+        Where a rule without a body term matches too, no body is judged (decide._by_body): the proposal would undo it.
+        """
+        rule = proposal.rule()
+        for endpoint in self.policy.endpoints_of(self.role):
+            here = endpoint.host.matches(proposal.host) and endpoint.port == proposal.port
+            for old in endpoint.allow if here else ():
+                meets = any(paths_meet(mine, path) for mine in rule.paths for path in old.paths)
+                if old.body is not None and old.methods & rule.methods and meets:
+                    return f"{endpoint.name}.{old.id}"
+        return ""
 
     def _notes(self, asked: Sequence[Asked], rule: str) -> Iterator[str]:
         """What the user has to know before saying yes."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rules.covers import covers_address, covers_host, covers_path, covers_rule, overlaps, strictness
+from rules.covers import covers_address, covers_host, covers_path, covers_rule, overlaps, paths_meet, strictness
 from rules.fieldpaths import FieldPath
 from rules.hosts import HostPattern
 from rules.paths import PathPattern
@@ -184,3 +184,29 @@ def test_bodies(outer: BodyTerm | None, inner: BodyTerm | None, expected: bool) 
 def test_upgrades() -> None:
     assert covers_rule(bodied(None, upgrade=True), bodied(None))
     assert not covers_rule(bodied(None), bodied(None, upgrade=True))
+
+
+PARTS = st.sampled_from(["a", "b", "*", "**", "*:run", "a:run"])
+PLAIN = st.lists(st.sampled_from(["a", "b", "a:run", "b:run"]), max_size=4)
+
+
+@given(st.lists(PARTS, min_size=1, max_size=4), st.lists(PARTS, min_size=1, max_size=4), PLAIN)
+def test_patterns_that_share_a_path_meet(one: list[str], other: list[str], parts: list[str]) -> None:
+    first, second = (PathPattern.parse("/" + "/".join(words)) for words in (one, other))
+    path = "/" + "/".join(parts)
+    if first.matches(path) and second.matches(path):
+        assert paths_meet(first, second)
+    assert paths_meet(first, second) == paths_meet(second, first)
+    assert paths_meet(first, first)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "meet"),
+    [
+        ("/a/*", "/a/b", True), ("/a/*", "/a", False), ("/a/*", "/a/b/c", False), ("/**", "/x/y", True),
+        ("/a/**/z", "/a/b", False), ("/a/**/z", "/a/*/*/z", True), ("/a", "/b", False), ("/*:run", "/x:run", True),
+        ("/*:run", "/x:stop", False), ("/a/**", "/a", True),
+    ],
+)  # fmt: skip
+def test_paths_meet(one: str, other: str, meet: bool) -> None:
+    assert paths_meet(PathPattern.parse(one), PathPattern.parse(other)) is meet

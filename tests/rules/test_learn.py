@@ -11,6 +11,7 @@ from rules.asked import Asked, Learned, request_of
 from rules.decide import decide
 from rules.idsegments import is_id, patterns
 from rules.learn import applied, learn
+from rules.learn_target import Target
 from rules.learn_toml import document, quoted, told_lines
 from rules.packhosts import known_hosts
 from rules.paths import Path, PathPattern, normal_form
@@ -258,6 +259,50 @@ def test_a_client_that_asks_for_paths_without_end_gets_a_bounded_list() -> None:
     assert sum(told.count for told in found.told) == 18
 
 
+BODIED = BASE.replace(
+    "[[endpoint.api.deny]]",
+    """[[endpoint.api.allow]]
+id = "small"
+methods = ["POST"]
+paths = ["/v1/models/7"]
+query = { allow = [] }
+body = { type = "json", in = { "model" = ["small"] } }
+[[endpoint.api.deny]]""",
+)
+
+
+@pytest.mark.parametrize(
+    ("urls", "method"),
+    [
+        (["/v1/models/7?beta=1"], "POST"),  # beside it, with another query
+        (["/v1/models/8", "/v1/models/9"], "POST"),  # "*" would cover it
+    ],
+)
+def test_a_body_that_a_rule_judges_is_not_let_past_it(urls: list[str], method: str) -> None:
+    policy = load(BODIED)
+    wanted = [asked(f"https://api.example.com{url}", method, policy=policy) for url in urls]
+    found = learned(*wanted, policy=policy)
+    assert found.proposals == ()
+    assert "rule api.small judges the body there" in found.told[0].why
+
+    # the control: with such a rule the body that was refused would pass
+    rule = Target.of(policy, "dev", wanted[0]).proposal(wanted, 0)
+    request = request_of(asked("https://api.example.com/v1/models/7", "POST", policy=policy))
+    assert isinstance(request, Request)
+    sent = replace(request, body=b'{"model": "large"}', headers=((b"content-type", b"application/json"),))
+    assert isinstance(decide(policy, "dev", sent), Deny)
+    assert isinstance(decide(applied(policy, "dev", [rule]), "dev", sent), Allow)
+
+
+def test_elsewhere_and_with_another_method_a_body_rule_stands_in_nothings_way() -> None:
+    policy = load(BODIED)
+    urls = [("/v1/models/8", "POST"), ("/v1/models/8", "DELETE"), ("/v1/models/9", "DELETE"), ("/v1/other/7", "POST")]
+    wanted = [asked(f"https://api.example.com{url}", method, policy=policy) for url, method in urls]
+    assert {(p.path, p.methods) for p in learned(*wanted, policy=policy).proposals} == {
+        ("/v1/models/8", ("POST",)), ("/v1/models/*", ("DELETE",)), ("/v1/other/7", ("POST",))
+    }  # fmt: skip
+
+
 def test_a_placeholder_stays_refused_until_its_binding_names_the_rule() -> None:
     text = BASE.replace(
         'place = "header:authorization"',
@@ -297,6 +342,11 @@ def passes(policy: Policy, one: Asked) -> bool:
     return isinstance(request, Request) and isinstance(decide(policy, "dev", request), Allow)
 
 
+def replace_endpoint(verdict: Allow | Deny, policy: Policy) -> Allow | Deny:
+    """The verdict with its endpoint as another policy has it."""
+    return replace(verdict, endpoint=policy.endpoints[verdict.endpoint.name]) if isinstance(verdict, Allow) else verdict
+
+
 def meant(one: Asked, other: Asked) -> bool:
     """Whether a request is one that was asked for, but for the ids in its path and the choice of query names."""
     parts, others = one.path.split("/"), other.path.split("/")
@@ -318,6 +368,12 @@ def test_with_the_proposals_exactly_what_was_asked_for_passes(
     after = applied(POLICY, "dev", found.proposals)
     covered = [each for proposal in found.proposals for each in proposal.asked]
     assert all(passes(after, each) for each in covered)
+    for url, method in two:
+        other = asked(url, method)
+        if passes(POLICY, other):  # as before, to the same place, with the same secret
+            request = request_of(other)
+            assert isinstance(request, Request)
+            assert decide(after, "dev", request) == replace_endpoint(decide(POLICY, "dev", request), after)
     assert len(covered) + sum(len(told.asked) for told in found.told) == len(wanted)
     for url, method in two:
         other = asked(url, method)
