@@ -26,7 +26,8 @@ def login_agent(name: str) -> tuple[Agent, Login]:
         agent = read_agent(profile, text)
         if agent.login is not None and name in (profile, *agent.commands):
             return agent, agent.login
-    known = [n.removesuffix(LOGIN_SUFFIX) for n in shipped_agents() if n.endswith(LOGIN_SUFFIX)]
+    agents = [read_agent(profile, text) for profile, text in shipped_agents().items()]
+    known = [agent.name.removesuffix(LOGIN_SUFFIX) for agent in agents if agent.login is not None]
     detail = f"got {name!r}, expected an agent whose login by subscription is known here"
     raise CredgateError("login_unknown", detail, closest(name, known), exit_status=2)
 

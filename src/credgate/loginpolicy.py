@@ -16,7 +16,7 @@ _HEAD = """\
 version = 1
 default_role = "dev"
 
-# What the vault holds, taken from a login's file: credgate secret import {command}
+# What the vault holds: credgate {how}
 """
 
 _MINT = """
@@ -46,24 +46,27 @@ env = ["TERM", "COLORTERM", "LANG", "EDITOR"]
 """
 
 
-def login_policy(agent: Agent, login: Login, packs: Packs) -> str:
+def login_policy(agent: Agent, packs: Packs) -> str:
     """The whole policy, commented. Raises KeyError where the profile names no pack of ours."""
-    names = _names(agent)
+    names, login = _names(agent), agent.login
+    how = f"secret import {agent.commands[0]}" if login is not None else f"secret set {agent.accesses[0].secret}"
     parts = [
-        _HEAD.format(about=agent.about, command=agent.commands[0]),
-        *(f'[secret.{name}]\nsource = "keyring:credgate/{name}"\n' for name in kept(login)),
-        _mint(agent, login, packs),
-        *_endpoints(agent, login, packs),
+        _HEAD.format(about=agent.about, how=how),
+        *(f'[secret.{name}]\nsource = "keyring:credgate/{name}"\n' for name in kept(agent)),
+        *([] if login is None else [_mint(agent, login, packs)]),
+        *_endpoints(agent, packs),
         *(_binding(name, access) for name, access in zip(names, agent.accesses, strict=True)),
-        _ROLE.format(command=agent.commands[0], name=agent.name, state=state_line(agent), bindings=json.dumps(names)),
+        _ROLE.format(command=agent.commands[0], name=agent.name, state=state_line(agent), bindings=_list(names)),
         aside(agent),
     ]
     return "".join(parts)
 
 
-def kept(login: Login) -> tuple[str, ...]:
+def kept(agent: Agent) -> tuple[str, ...]:
     """Names of the secrets that the vault has to hold for it."""
-    return (*(name for name, _ in login.takes), *filter(None, (login.client_secret,)))
+    if agent.login is None:
+        return tuple(dict.fromkeys(access.secret for access in agent.accesses))
+    return (*(name for name, _ in agent.login.takes), *filter(None, (agent.login.client_secret,)))
 
 
 def _names(agent: Agent) -> list[str]:
@@ -90,8 +93,10 @@ def _mint(agent: Agent, login: Login, packs: Packs) -> str:
     )
 
 
-def _endpoints(agent: Agent, login: Login, packs: Packs) -> Iterator[str]:
-    rules: dict[str, list[str]] = {name: [] for name in (*(a.endpoint for a in agent.accesses), login.endpoint)}
+def _endpoints(agent: Agent, packs: Packs) -> Iterator[str]:
+    named = [access.endpoint for access in agent.accesses]
+    named += [] if agent.login is None else [agent.login.endpoint]
+    rules: dict[str, list[str]] = {name: [] for name in named}
     for access in agent.accesses:
         if access.rules not in rules[access.endpoint]:
             rules[access.endpoint].append(access.rules)
@@ -125,7 +130,13 @@ def _binding(name: str, access: Access) -> str:
     return "\n".join(lines) + "\n"
 
 
+_LONG = 100  # characters of a line
 _OVERWRITTEN = "\n# Written over, whatever the agent sends there.\n"
+
+
+def _list(names: list[str]) -> str:
+    text = json.dumps(names)
+    return text if len(text) < _LONG else "[\n" + "".join(f"    {json.dumps(name)},\n" for name in names) + "]"
 
 
 def _key(name: str) -> str:

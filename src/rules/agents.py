@@ -61,7 +61,7 @@ class Least:
 class Agent:
     """One profile. `state`: where it keeps its own files in a home; `side_hosts`: asked too, and done without.
 
-    Accesses are one or the other, but with a `login` they count together: the first one's secret is the token.
+    Accesses are one or the other; `together`, as with a `login`, all count: the first one's secret is the token.
     """
 
     name: str
@@ -74,6 +74,7 @@ class Agent:
     side_hosts: tuple[str, ...] = ()
     least: Least = field(default_factory=Least)
     login: Login | None = None
+    together: bool = False
     data: tuple[Data, ...] = ()  # what may come back of its own files, and
     config: tuple[str, ...] = ()  # what the host's agent would follow, and
     ignore: tuple[str, ...] = ()  # what of that is made anew each time: patterns below the home
@@ -114,5 +115,5 @@ def _quoted(text: str) -> str:
 def of_command(command: str, agents: tuple[Agent, ...]) -> Agent | None:
     """The profile of a command as a user types it (a name or a path), None where none knows it; that of a key first."""
     name = command.rpartition("/")[2]
-    found = sorted((agent for agent in agents if name in agent.commands), key=lambda agent: agent.login is not None)
+    found = sorted((agent for agent in agents if name in agent.commands), key=lambda agent: agent.together)
     return found[0] if found else None

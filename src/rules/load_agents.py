@@ -17,7 +17,19 @@ from rules.tables import Report, Table, closest, is_name, show
 
 __all__ = ["AGENT_KEYS", "AgentError", "load_agents", "read_agent"]
 
-AGENT_KEYS = ("about", "commands", "env", "seed", "access", "state", "side_hosts", "limits", "login", *STATE_KEYS)
+AGENT_KEYS = (
+    "about",
+    "commands",
+    "env",
+    "seed",
+    "access",
+    "state",
+    "side_hosts",
+    "limits",
+    "login",
+    "together",
+    *STATE_KEYS,
+)
 _SHIPPED = ("agent", "source")
 _LEAST_KEYS = ("memory", "processes", "open_files")
 _ACCESS_KEYS = ("secret", "endpoint", "rules", "place", "format", "env", "shape", "claims")
@@ -57,17 +69,19 @@ def load_agents(tables: Mapping[str, Table], shipped: Mapping[str, str]) -> dict
 
 def _agent(name: str, table: Table) -> Agent:
     login = load_login(table)
+    together = login is not None or table.flag("together", default=False)
     return Agent(
         name=name,
         about=table.text("about"),
         commands=table.texts("commands"),
         env=tuple(_env(table)),
         seeds=tuple(_seeds(table)),
-        accesses=tuple(_access(access, alone=login is None) for access in table.tables("access", known=_ACCESS_KEYS)),
+        accesses=tuple(_access(access, alone=not together) for access in table.tables("access", known=_ACCESS_KEYS)),
         state=table.texts("state"),
         side_hosts=_hosts(table),
         least=_least(table.table("limits", known=_LEAST_KEYS)),
         login=login,
+        together=together,
         data=load_data(table),
         config=load_patterns(table, "config"),
         ignore=load_patterns(table, "ignore"),

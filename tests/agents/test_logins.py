@@ -175,3 +175,23 @@ def test_its_session_comes_back_and_the_next_jail_goes_on_with_it(ready: Site, s
     look = f"ls -R ~/{signed.sessions.split('/')[0]}; cat ~/{signed.sessions}"
     third = ready.run("sh", "-c", look, flags=["--workdir", elsewhere], cwd=elsewhere)
     assert ANSWER not in third.stdout and session.name not in third.stdout
+
+
+def test_copilot_by_a_token_of_githubs(site: Site, target_state: Path, authority: Authority) -> None:
+    """One decoy for both hosts: that which says where the API is, and the API."""
+    site.env["PATH"] = f"{HOME / 'bin'}:{PATH}"
+    more = ["api.individual.githubcopilot.com"]
+    with https_target_at(target_state, authority, "api.github.com", script=SCRIPT, more=more) as target:
+        text = site.credgate("init", "copilot", "--login", "--print").stdout
+        here = f'address = ["127.0.0.1"]\ndial_port = {target.port}\nca = "ca.pem"'
+        for line in [line for line in text.splitlines() if line.startswith("[endpoint.")]:
+            text = text.replace(line, f"{line}\n{here}", 1)
+        site.policy(text, target.ca)
+        site.secret("copilot-github", target.token)
+        git = ["git", "-C", str(site.work), "init", "-q", "-b", "main"]
+        subprocess.run(site.as_user(git), env=site.environment(), check=True)
+        done = site.run("copilot", "--allow-all-tools", "-p", f"please {ASK} now", timeout=110)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+        assert ANSWER in done.stdout and (site.work / "fruit.txt").read_text() == "quince\n"
+        hosts = {line["host"] for line in site.ledger(ev="intent", secret="copilot-github")}
+        assert hosts == {"api.github.com", *more}

@@ -45,7 +45,7 @@ def test_its_policy_loads_and_binds_the_key_of_the_profile(name: str) -> None:
     assert role.agent == agent and role.workdir == "write"
     first, *others = policy.bindings.values()
     assert first.placeholder is not None and first.placeholder.env == agent.accesses[0].env
-    assert len(others) == (len(agent.accesses) - 1 if agent.login is not None else 0)
+    assert len(others) == (len(agent.accesses) - 1 if agent.together else 0)
     assert all(binding.rules and policy.endpoints[binding.endpoint].deny for binding in (first, *others))
 
 
@@ -109,3 +109,12 @@ def test_custom_is_the_empty_one(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_agent_is_told_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert init.main(["claud"]) == 2
     assert capsys.readouterr().err.splitlines()[1] == 'hint: did you mean "claude"?'
+
+
+def test_a_login_that_is_a_token_alone_is_asked_for_like_a_key(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = at_a_terminal(monkeypatch, "gho_real0123456789012345678901234567890123")
+    assert init.main(["copilot", "--login"]) == 0
+    assert len(prompts) == 1 and "kept as copilot-github" in prompts[0]
+    assert capsys.readouterr().out.endswith("next: credgate run -- copilot\n")

@@ -68,7 +68,7 @@ LOGINS = [name for name, agent in SHIPPED.items() if agent.login is not None]
 
 def test_all_of_them_are_there() -> None:
     keys = ["aider", "claude", "codex", "copilot", "gemini", "goose", "opencode"]
-    assert sorted(SHIPPED) == sorted([*keys, "claude-login", "codex-login", "gemini-login"])
+    assert sorted(SHIPPED) == sorted([*keys, "claude-login", "codex-login", "copilot-login", "gemini-login"])
     assert sorted(LOGINS) == ["claude-login", "codex-login", "gemini-login"]
 
 

@@ -7,6 +7,8 @@ POST /v1/oauth/token, /oauth/token, /token    OAuth of Anthropic, OpenAI and Goo
 POST /v1/messages                             Anthropic, by Authorization
 POST /backend-api/codex/responses             ChatGPT, with ACCOUNT in chatgpt-account-id
 POST /tokeninfo, /v1internal:ACTION           Google, Code Assist
+GET  /copilot_internal/user                   GitHub: names the API host of an individual's plan
+GET  /models, POST /chat/completions          Copilot
 """
 
 import json
@@ -120,6 +122,50 @@ def code_assist(handler: Handler, rest: str) -> None:
             _send_json(handler, 200, {})
 
 
+def copilot_internal(handler: Handler, rest: str) -> None:
+    """GitHub: what an account may use."""
+    if not _mine(handler):
+        return
+    handler._body()
+    if rest != "user":
+        handler._answer(404, b"{}")
+        return
+    account = {"login": "agent", "copilot_plan": "individual", "chat_enabled": True, "organization_list": []}
+    _send_json(handler, 200, account | {"endpoints": {"api": "https://api.individual.githubcopilot.com"}})
+
+
+def models(handler: Handler, rest: str) -> None:
+    """Copilot: one model, whose name it has to know."""
+    if not _mine(handler):
+        return
+    handler._body()
+    name = "gpt-5-mini"
+    if rest == "session":
+        session = {
+            "selected_model": name,
+            "available_models": [name],
+            "session_token": "s",
+            "expires_at": 4_102_444_800,
+        }
+        _send_json(handler, 200, session)
+        return
+    limits = {"max_context_window_tokens": 128_000, "max_output_tokens": 16_384, "max_prompt_tokens": 128_000}
+    able = {"family": name, "type": "chat", "tokenizer": "o200k_base", "limits": limits}
+    able["supports"] = {"streaming": True, "tool_calls": True}
+    one: Json = {"id": name, "name": name, "object": "model", "vendor": "OpenAI", "version": name, "capabilities": able}
+    one |= {"model_picker_enabled": True, "is_chat_default": True, "supported_endpoints": ["/chat/completions"]}
+    one |= {"preview": False, "is_chat_fallback": True, "policy": {"state": "enabled", "terms": ""}}
+    one["billing"] = {"is_premium": False, "multiplier": 0}
+    _send_json(handler, 200, {"object": "list", "data": [one]})
+
+
+def chat(handler: Handler, rest: str) -> None:
+    """Copilot: chat completions."""
+    if _mine(handler):
+        llm_target._chat(handler, json.loads(handler._body()))
+
+
+BEHAVIOURS |= {"copilot_internal": copilot_internal, "models": models, "chat": chat}
 BEHAVIOURS |= {"v1": v1, "oauth": oauth, "token": lambda handler, _: _token(handler), "tokeninfo": tokeninfo}
 BEHAVIOURS |= {"backend-api": backend_api}
 BEHAVIOURS |= {

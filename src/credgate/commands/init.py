@@ -18,7 +18,6 @@ from credgate.secretindex import Index, read_index
 from credgate.text import escape
 from rules.agents import Agent
 from rules.load_agents import read_agent
-from rules.logins import Login
 from rules.tables import closest
 
 CUSTOM = "custom"
@@ -129,9 +128,7 @@ def _init(options: argparse.Namespace) -> int:
 
 
 def _text(agent: Agent) -> str:
-    return (
-        policy_for(agent, shipped_packs()) if agent.login is None else login_policy(agent, agent.login, shipped_packs())
-    )
+    return (login_policy if agent.together else policy_for)(agent, shipped_packs())
 
 
 def _agent(name: str) -> Agent:
@@ -147,7 +144,7 @@ def _key(agent: Agent, places: Places) -> int:
     start = f"credgate run -- {agent.commands[0]}"
     index = read_index(places)
     if agent.login is not None:
-        return _login(agent, agent.login, index)
+        return _login(agent, index)
     if (found := login_file(agent.commands[0])) is not None:
         sys.stdout.write(f"note: {escape(str(found))} holds a login; for that: credgate init {agent.name} --login\n")
     name = agent.accesses[0].secret
@@ -163,15 +160,15 @@ def _key(agent: Agent, places: Places) -> int:
     return 0
 
 
-def _login(agent: Agent, login: Login, index: Index | None) -> int:
+def _login(agent: Agent, index: Index | None) -> int:
     """Say how the login comes into the vault. It is not taken unasked: the agent on the host may lose it by that."""
-    missing = [name for name in kept(login) if index is None or name not in index.entries]
+    missing = [name for name in kept(agent) if index is None or name not in index.entries]
     if missing:
         sys.stdout.write(
             f"next: credgate secret import {agent.commands[0]}\nthen: credgate run -- {agent.commands[0]}\n"
         )
     else:
-        sys.stdout.write(f"the login is kept already: {', '.join(kept(login))}\n")
+        sys.stdout.write(f"the login is kept already: {', '.join(kept(agent))}\n")
         sys.stdout.write(f"next: credgate run -- {agent.commands[0]}\n")
     return 0
 
