@@ -37,26 +37,32 @@ async def close(session: "Session", ending: Ending) -> None:
         ending.reason = session.limits.reason(ending.status, ending.reason)
     with session.going_on("remove the control group"):
         await asyncio.to_thread(session.limits.close)
-    with session.going_on("close the listeners"):
-        await session.parts.gateway.close(session.run.id)
-    with session.going_on("take the names back"):
-        await session.parts.resolver.remove(session.run.id)
+    await _nothing_listens(session)
     seen = await session.evidence(ending)
     with session.going_on("remove what was made in the work tree"):
         session.parts.reserved.drop(session.run.id)
     left = await _remains(session)
     with session.going_on("record the end"):
-        record_end(session.parts.ledger, session.run, ending, seen, left.fields())
+        if session.recorded:
+            record_end(session.parts.ledger, session.run, ending, seen, left.fields())
     session.berth.close()
+    session.parts.claims.drop(session.run.id)
+    await _tell_end(session, ending, seen, left)
+    # Nothing is in the berth any more, and nobody waits for its end.
+    with session.going_on("end the berth"):
+        await asyncio.to_thread(session.parts.keeper.release, session.berth.id)
+    session.peer.close()
+
+
+async def _nothing_listens(session: "Session") -> None:
+    with session.going_on("close the listeners"):
+        await session.parts.gateway.close(session.run.id)
+    with session.going_on("take the names back"):
+        await session.parts.resolver.remove(session.run.id)
     if session.listener is not None:
         session.listener.close()
         with session.going_on("remove the socket for children"):
             os.unlink(session.spec.children)  # noqa: PTH108 - surrogates
-    with session.going_on("end the berth"):
-        await asyncio.to_thread(session.parts.keeper.release, session.berth.id)
-    session.parts.claims.drop(session.run.id)
-    await _tell_end(session, ending, seen, left)
-    session.peer.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from credgate.opening import open_session
 from credgate.parts import Parts
 from credgate.paths import Places, private_dir
 from credgate.peer import Peer, accept
-from credgate.policyfile import find_for_run
+from credgate.policyfile import Effective, find_for_run
 from credgate.prepare import Asked, Person
 from credgate.proving import Wanted, prove
 from credgate.reserved import Reserved
@@ -40,6 +40,7 @@ from credgate.standin import Borrowed
 from credgate.startup import EXIT_CANNOT, check_sealed, harden, listen, lock, say, start_resolver
 from credgate.trust import prepare as prepare_trust
 from credgate.vault import Vault
+from credgate.warm import Pool, wish
 from credgate.workers.settings import FILE as WORKER_SETTINGS
 from credgate.workers.settings import load_processes, parse_processes
 from jail import fdpass
@@ -76,6 +77,7 @@ class Daemon:
         self.places, self.parts, self.idle = places, parts, idle
         self.sessions: dict[str, Session] = {}
         self.stopping = asyncio.Event()
+        self.pool: Pool  # once it serves
         self._reloading = asyncio.Lock()
         self._busy = 0  # connections being served
         self._since = 0.0  # loop time of the last connection's end
@@ -91,12 +93,14 @@ class Daemon:
         async with asyncio.TaskGroup() as tasks:
             accepting = tasks.create_task(self._accept(listener, tasks))
             tasks.create_task(_warm(self.parts.stand))
+            self.pool = Pool(self.parts, tasks)
             await self.stopping.wait()
             for helper in helpers:
                 loop.remove_reader(helper.pidfd)
             accepting.cancel()
             for session in list(self.sessions.values()):
                 await session.end("gateway")
+            await self.pool.stop()
 
     def _helper_died(self, name: str) -> None:
         log.error("%s has died", name)
@@ -179,9 +183,19 @@ class Daemon:
         with contextlib.closing(Borrowed.take(message)) as borrowed:
             asked = Asked.parse(_payload(message), peer.groups())
             chosen = await asyncio.to_thread(find_for_run, asked, self.places)
-            session = await open_session(self.parts, peer, asked, chosen, borrowed=borrowed)
+            session = await self._session(peer, asked, chosen, borrowed, warm=message.body.get("warm") is True)
             self.sessions[session.run.id] = session
             await self._drive(session)
+
+    async def _session(self, peer: Peer, asked: Asked, chosen: Effective, borrowed: Borrowed, *, warm: bool) -> Session:
+        """A jail that waits for such a run where it asks for one and there is one, else a new one."""
+        wanted = await wish(self.parts, peer, asked, chosen, borrowed) if warm else None
+        session = await self.pool.claim(wanted, peer, borrowed) if wanted is not None else None
+        if session is None:
+            session = await open_session(self.parts, peer, asked, chosen, borrowed=borrowed)
+        if wanted is not None:
+            self.pool.refill(wanted, session)
+        return session
 
     async def _drive(self, session: Session) -> None:
         attach(session, self.sessions)

@@ -36,13 +36,17 @@ class MountWatch:
             at += len(part)
         return b"".join(parts)
 
+    def same(self) -> bool:
+        """Whether the table is as it was when this was made."""
+        return self._text() == self._before
+
     async def changed(self) -> None:
         """Return when the table has changed."""
         loop = asyncio.get_running_loop()
         seen: asyncio.Future[None] = loop.create_future()
         loop.add_reader(self._epoll.fileno(), wake, seen)
         try:
-            if self._text() == self._before:
+            if self.same():
                 await seen
         finally:
             loop.remove_reader(self._epoll.fileno())

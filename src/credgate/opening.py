@@ -4,13 +4,14 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from credgate import protect
 from credgate.command import CommandError
 from credgate.given import check_arguments, check_key
-from credgate.limits import RunLimits, held_by, sums
+from credgate.limits import RunLimits, base_for, held_by, sums
 from credgate.parts import Parts, Refusal
 from credgate.paths import Places
 from credgate.peer import Peer
@@ -23,6 +24,7 @@ from credgate.session import Session
 from credgate.standin import Borrowed, place
 from credgate.treelook import TreeLook
 from credgate.trees import note_written
+from jail.cgroups import Base
 from jail.keeper_client import Berth
 from jail.plan import JailSpec, under
 
@@ -74,9 +76,10 @@ async def open_session(
     *,
     parent: Session | None = None,
     borrowed: Borrowed | None = None,
+    ahead: dict[str, Any] | None = None,
 ) -> Session:
     """Claim a berth, compute the jail, record run.start. `parent`: the run whose child this is. `borrowed`: what its
-    launcher lent.
+    launcher lent. `ahead`: nobody asks for it yet, so it takes no tree, nothing is recorded, and this is its manner.
 
     Raises CredgateError or JailError; nothing is left then.
     """
@@ -91,7 +94,7 @@ async def open_session(
     try:
         if role.children:
             listener, path = listen_for_children(parts.places, run_id)
-        session = await _session(parts, peer, asked, chosen, (run_id, berth, path), parent, borrowed)
+        session = await _session(parts, peer, asked, chosen, (run_id, berth, path), parent, borrowed, ahead=ahead)
     except BaseException:
         parts.claims.drop(run_id)
         parts.reserved.drop(run_id)
@@ -115,18 +118,20 @@ async def _session(
     made: tuple[str, Berth, str],
     parent: Session | None,
     borrowed: Borrowed | None,
+    *,
+    ahead: dict[str, Any] | None,
 ) -> Session:
     run_id, berth, path = made
     policy, role = chosen.policy, chosen.policy.roles[chosen.role]
     caller = peer if parent is None else parent.caller
     decoys = decoys_of(policy, role.name)
     spec, look = await _computed(parts, asked, chosen, made, decoys, child=parent is not None)
-    base, manner = await asyncio.to_thread(place, parts.starter.pid, caller.pid(), borrowed)
+    base, manner = await asyncio.to_thread(_placed, parts, caller, borrowed, ahead)
     canary = await asyncio.to_thread(os.path.realpath, parts.stand.context["hidden"][0])
     spec = children_offered(replace(spec, sums=sums(base), canary=canary), path)
     if parent is not None:
         visible(spec, parent.spec)
-    await _claim(parts, spec, chosen, parent)
+    await _claim(parts, spec, chosen, parent, ahead=ahead is not None)
     run = Run(
         id=run_id,
         policy=policy,
@@ -137,13 +142,22 @@ async def _session(
         decoys=decoys,
         parent="" if parent is None else parent.run.id,
     )
-    await _record(parts, run, spec, look, held_by(base))
     session = Session(parts, peer, run, berth, spec, RunLimits(base, spec))
+    if ahead is None:
+        await record_start(session, look)
     session.chosen, session.caller, session.above, session.look = chosen, caller, parent, look
     session.borrowed, session.manner = borrowed, manner
     if parent is not None:
         parent.run.adopt(run)
     return session
+
+
+def _placed(
+    parts: Parts, caller: Peer, borrowed: Borrowed | None, ahead: dict[str, Any] | None
+) -> tuple[Base | None, dict[str, Any] | None]:
+    if ahead is None:
+        return place(parts.starter.pid, caller.pid(), borrowed)
+    return base_for(parts.starter.pid), ahead
 
 
 async def _computed(
@@ -173,10 +187,18 @@ async def _computed(
         raise Refusal("not_found", f"{asked.argv[0]}: not in the parent's jail", "", 127) from None  # see visible()
 
 
-async def _claim(parts: Parts, spec: JailSpec, chosen: Effective, parent: Session | None) -> None:
+async def computed_again(session: Session, asked: Asked, chosen: Effective) -> tuple[JailSpec, TreeLook]:
+    """What a session's jail would be if it were made now, of what is asked now. Raises CredgateError."""
+    made = (session.run.id, session.berth, "")
+    spec, look = await _computed(session.parts, asked, chosen, made, session.run.decoys, child=False)
+    return replace(spec, sums=session.spec.sums, canary=session.spec.canary), look
+
+
+async def _claim(parts: Parts, spec: JailSpec, chosen: Effective, parent: Session | None, *, ahead: bool) -> None:
     """Take the work tree, and what is reserved in it. Raises CredgateError where another run stands in the way."""
     ancestors = () if parent is None else parent.lineage()  # what a child lends them they have already
-    parts.claims.take(spec.run, spec, (chosen.policy.sha256, chosen.role), ancestors)
+    if not ahead:
+        parts.claims.take(spec.run, spec, (chosen.policy.sha256, chosen.role), ancestors)
     if spec.private:
         role, known = chosen.policy.roles[chosen.role], parts.gateway.known.table()
         await asyncio.to_thread(parts.states.take, parts.places, spec, role, known)
@@ -187,8 +209,15 @@ async def _claim(parts: Parts, spec: JailSpec, chosen: Effective, parent: Sessio
         parts.reserved.take(spec.run, spec.protected)
 
 
-async def _record(parts: Parts, run: Run, spec: JailSpec, look: TreeLook, limits: Sequence[str]) -> None:
+async def record_start(session: Session, look: TreeLook) -> None:
     """run.start, on the disk before anything of the run is."""
+    digest = await asyncio.to_thread(program_digest, session.spec.exe)
+    await session.parts.ledger.durable(note_start(session, look, digest))
+
+
+def note_start(session: Session, look: TreeLook, digest: str) -> int:
+    """run.start, on its way to the disk; its number."""
+    parts, run, spec = session.parts, session.run, session.spec
     role = run.role_rule
     seq = parts.ledger.append(
         "run.start",
@@ -196,14 +225,15 @@ async def _record(parts: Parts, run: Run, spec: JailSpec, look: TreeLook, limits
         parent=run.parent,
         role=run.role,
         program=spec.exe,
-        program_sha256=await asyncio.to_thread(program_digest, spec.exe),
+        program_sha256=digest,
         policy_sha256=run.policy.sha256,
         seccomp_sha256=filter_of(role).sha256,
-        limits=list(limits),
+        limits=list(held_by(session.limits.base)),
         hidden=protect.named(look, spec.protected)[0],
         protected=len(spec.protected.islands),
         switches=list(role.switches()) or None,
         registries=list(run.policy.registries()) or None,
     )
     run.since = seq
-    await parts.ledger.durable(seq)
+    session.recorded = True
+    return seq

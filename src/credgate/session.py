@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 from credgate import hostlimits, proof
@@ -87,17 +87,25 @@ class Session:
         self.ended_for = ""  # the reason that began the end, where one did
         self.last_resort = LastResort(run.id)
         self.mounts: MountWatch | None = None
+        self.shown: proof.Shown | None = None  # once every guard of this jail is
+        self.rows: tuple[Row, ...] = ()
+        self.recorded = False  # whether the ledger has the run's start
+        self.stood = 0.0  # loop time of that
+        self.started = asyncio.Event()  # the command runs, or never will
+        self.over = asyncio.Event()  # nothing of it is left
 
     async def drive(self) -> None:
         """Everything from the hand-over to the end; tells the launcher how it went. Never raises for a jail's fault."""
         ending = Ending(status=128 + signal.SIGKILL, reason="gateway")
         try:
-            await self.serve()
-            await self.hand_over()
-            shown, self.mounts = await self.read_back()
-            await self._prove(shown)
+            stood = self.shown is not None
+            if not stood:
+                await self.stand()
+            await self._prove(ahead=stood)
+            if stood:
+                await self._adopt()
             await self._go()
-            ending = await self._watch(self.mounts)
+            ending = await self._watch()
         except (CredgateError, JailError, ResolverError) as error:
             status = error.exit_status if isinstance(error, CredgateError) else REFUSED
             ending, self.why = Ending(status=status, reason=error.code), error.detail
@@ -114,7 +122,31 @@ class Session:
             raise
         finally:
             self.ending = ending
+            self.started.set()
             await close(self, ending)
+            self.over.set()
+
+    async def stand(self) -> None:
+        """Build the jail and have its guards shown; nothing of it is recorded yet. Raises Refusal and others."""
+        await self.serve()
+        await self.hand_over()
+        shown, self.mounts = await self.read_back()
+        self.rows = await self.try_guards(shown)
+        wrong = against(self.rows, shown.groups)
+        if wrong:
+            raise Refusal("proof_failed", "; ".join(wrong), "`credgate prove` tries every guard")
+        self.shown, self.stood = shown, asyncio.get_running_loop().time()
+
+    async def _adopt(self) -> None:
+        """Give a jail that stands the command that was asked for now, and its descriptors."""
+        if self.borrowed is None:
+            raise Refusal("internal", "a jail was claimed without descriptors")
+        body: fdpass.Json = {"op": "adopt", "exe": self.spec.exe, "argv": list(self.spec.argv)}
+        try:
+            await self.work.send(body, self.borrowed.standard())
+        finally:
+            self.borrowed.close()
+        await self.pid1.send({"op": "begin"})
 
     async def serve(self) -> None:
         """Have resolver and gateway answer at the berth's sockets."""
@@ -181,9 +213,7 @@ class Session:
         self.workload = armed.pid
         mounts = MountWatch.of(first.pid)
         self.devices = _devices(first.pid)
-        facts = await asyncio.to_thread(self.parts.keeper.facts, self.berth.id)
         pids = (first.pid, armed.pid)  # all that there is of the jail before "go"
-        await asyncio.to_thread(self.limits.confine, pids)
         told = proof.Told(
             groups=self.caller.groups(),
             launcher=self.peer.pid(),
@@ -191,11 +221,19 @@ class Session:
             workload=armed.pid,
             keyring=first.body.get("keyring"),
         )
-        seen = proof.look(told)
-        self.namespace = os.stat(f"/proc/{first.pid}/ns/pid").st_ino  # noqa: PTH116
-        await self._seal()
+        # The berth is dumped by its holder meanwhile: neither process has a capability over it any more.
+        facts, seen = await together(
+            asyncio.to_thread(self.parts.keeper.facts, self.berth.id), self._confined_and_sealed(pids, told)
+        )
         shown = proof.read_back(self.spec, self.berth, told, seen, facts)
         return shown.with_more("limits", self.limits.wrong(pids)), mounts
+
+    async def _confined_and_sealed(self, pids: tuple[int, int], told: proof.Told) -> proof.Look:
+        await asyncio.to_thread(self.limits.confine, pids)
+        seen = proof.look(told)
+        self.namespace = os.stat(f"/proc/{pids[0]}/ns/pid").st_ino  # noqa: PTH116
+        await self._seal()
+        return seen
 
     async def _seal(self) -> None:
         """Have both give up being dumpable, now that they were read."""
@@ -204,25 +242,28 @@ class Session:
         for process in (self.pid1, self.work):
             await self.expect(process, "sealed")
 
-    async def _prove(self, shown: proof.Shown) -> None:
-        """Have the guards tried; no proof, no secret. Raises Refusal where one is not shown."""
-        rows = await self.try_guards(shown)
-        wrong = against(rows, shown.groups)
-        if wrong:
-            raise Refusal("proof_failed", "; ".join(wrong), "`credgate prove` tries every guard")
+    async def _prove(self, *, ahead: bool) -> None:
+        """Record what was shown of this very jail; no proof, no secret."""
+        if self.shown is None:
+            raise Refusal("internal", "a jail without a proof")
         seq = self.parts.ledger.append(
             "proof",
             run=self.run.id,
-            proof=shown.id,
-            guards=[f"{row.guard}={row.state}" for row in rows],
+            proof=self.shown.id,
+            guards=[f"{row.guard}={row.state}" for row in self.rows],
             limits=list(self.limits.names()),
             switches=list(self.switches()) or None,
             pid=self.pid,
             verdict="shown",
+            detail=self._age() if ahead else None,
         )
         await self.parts.ledger.durable(seq)
-        self.run.proof = shown.id
+        self.run.proof = self.shown.id
         await self.parts.gateway.told(self.run)
+
+    def _age(self) -> str:
+        age = asyncio.get_running_loop().time() - self.stood
+        return f"shown {age:.0f} s before its command was asked for"
 
     async def try_guards(self, shown: proof.Shown) -> tuple[Row, ...]:
         """Have the workload try what each guard forbids, and judge that beside the controls."""
@@ -244,6 +285,7 @@ class Session:
         if after is not None:  # a success closes the channel, which is close-on-exec
             raise failure(after.body)
         self.ready = True
+        self.started.set()
         if self.spec.deadline is not None:
             self.ends = asyncio.get_running_loop().time() + self.spec.deadline
         self.run.unasked = self.run.denied
@@ -264,8 +306,11 @@ class Session:
             }
         )
 
-    async def _watch(self, mounts: MountWatch) -> Ending:
+    async def _watch(self) -> Ending:
         """Wait for the end, children's runs included: none of them outlives this one."""
+        mounts = self.mounts
+        if mounts is None:
+            raise Refusal("internal", "a jail whose mounts nobody watches")
         if self.children is None:
             return await until_exit(self, mounts)
         async with asyncio.TaskGroup() as tasks:
@@ -328,6 +373,16 @@ class Session:
             counters = await asyncio.to_thread(self.parts.keeper.counters, self.berth.id)
         kills = None if ending is None else ending.filter_kills
         return Evidence(off_route=off_route, counters=counters, filter_kills=kills)
+
+
+async def together[A, B](one: Coroutine[Any, Any, A], other: Coroutine[Any, Any, B]) -> tuple[A, B]:
+    """Both results; a failure is raised as itself, once the other has ended too."""
+    done = await asyncio.gather(one, other, return_exceptions=True)
+    for result in done:
+        if isinstance(result, BaseException):
+            raise result
+    first, second = done
+    return first, second
 
 
 def _devices(pid: int) -> tuple[int, int]:

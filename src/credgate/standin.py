@@ -130,6 +130,10 @@ class Borrowed:
         lent, message.fds[1:] = message.fds[1:], []
         return cls(lent, tuple(ttys))
 
+    def standard(self) -> list[int]:
+        """What becomes 0, 1, 2."""
+        return self.descriptors[-3:]
+
     def close(self) -> None:
         """Close what is still held."""
         while self.descriptors:

@@ -23,8 +23,17 @@ _MOST = 64  # the two 32-bit words of a version 3 set
 SECUREBITS = 0b1110_1111
 
 
+_last: list[int] = []  # the answer, which no kernel changes while it runs; a fork has it of the starter
+
+
 def last_cap() -> int:
     """The highest capability that the kernel knows, asked of the kernel (no /proc: it may be masked)."""
+    if not _last:
+        _last.append(_asked_for())
+    return _last[0]
+
+
+def _asked_for() -> int:
     for cap in range(_MOST):
         try:
             prctl(_PR_CAPBSET_READ, cap)

@@ -14,16 +14,18 @@ class Lent:
     once the jail is dead.
     """
 
-    def __init__(self, ttys: list[int]) -> None:
-        """Make both pairs. ttys: which of 0, 1, 2 are the user's terminal, which is lent to nobody."""
+    def __init__(self, ttys: list[int], standard: tuple[int, int, int] = (0, 1, 2)) -> None:
+        """Make both pairs. ttys: which of 0, 1, 2 are the user's terminal, which is lent to nobody. standard: what
+        becomes the jail's 0, 1, 2.
+        """
         self.peer, self._theirs = thinpass.pair()
         self._life, self._waiters = thinpass.pair()
         self._null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        self._ttys = ttys
+        self._ttys, self._standard = ttys, standard
 
     def descriptors(self) -> list[int]:
         """In the order of `credgate.standin.Borrowed`."""
-        standard = [self._null if number in self._ttys else number for number in (0, 1, 2)]
+        standard = [self._null if n in self._ttys else own for n, own in enumerate(self._standard)]
         return [self._theirs.fileno(), self._waiters.fileno(), *standard]
 
     def passed_on(self) -> None:
@@ -37,6 +39,12 @@ class Lent:
         self.passed_on()
         self.peer.close()
         self._life.close()
+
+    def instead(self, fds: list[int]) -> None:
+        """Take the launcher's ends of a jail that was made before: its daemon held them, and these die with us now."""
+        peer, life = fds
+        self.take_back()
+        self.peer, self._life = thinpass.adopted(peer), thinpass.adopted(life)
 
     def wait(self) -> None:
         """Block until the waiter has ended, which reaps pid 1 before: nothing of the jail lives then."""

@@ -229,8 +229,7 @@ class Supervisor:
         self.tmpfs = [op["at"] for op in plan["mounts"] if op["op"] == "tmpfs" and op["at"] != "/dev"]
         self.looks = 0
         self.crowded = False  # a look found as many tasks as there may be
-        deadline = plan["limits"]["deadline"]
-        self.deadline = time.monotonic() + deadline if deadline is not None else None
+        self._set_deadline()
         self.status: int | None = None  # wait status of the workload
         self.reason = ""
         self.kill_at: float | None = None
@@ -289,12 +288,18 @@ class Supervisor:
             case "end":
                 reason = str(body["reason"])
                 self._end(reason, grace=0 if reason == "oom" else GRACE)
+            case "begin":  # of a jail that was made before its command was asked for
+                self._set_deadline()
             case "seal":
                 seal()
                 _tell(self.daemon, {"ev": "sealed"})
             case other:
                 self._end("killed", grace=0)
                 _tell(self.daemon, {"ev": "failed", "code": "internal", "detail": f"pid 1: unknown op {other!r}"})
+
+    def _set_deadline(self) -> None:
+        deadline = self.limits["deadline"]
+        self.deadline = time.monotonic() + deadline if deadline is not None else None
 
     def _end(self, reason: str, *, grace: float) -> None:
         """Begin the end once: TERM and CONT to all, KILL after `grace` seconds."""

@@ -65,6 +65,7 @@ NUMBERS = {
     },
 }
 
+_MACHINE = os.uname().machine  # asked once: a launch makes five hundred calls by number
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 _libc.prctl.restype = ctypes.c_int
@@ -75,7 +76,7 @@ type Argument = int | bytes | ctypes.Array[ctypes.c_char] | ctypes.Structure | N
 
 def number(name: str, machine: str | None = None) -> int:
     """The number of `name` on `machine` (default: this one's). Raises JailError where we have no table."""
-    here = machine or os.uname().machine
+    here = machine or _MACHINE
     try:
         return NUMBERS[here][name]
     except KeyError:

@@ -82,6 +82,11 @@ def pair() -> tuple[_socket.socket, _socket.socket]:
     return _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
 
 
+def adopted(descriptor: int) -> _socket.socket:
+    """A socket of a descriptor that came in a message."""
+    return _socket.socket(fileno=descriptor)
+
+
 def send(sock: _socket.socket, body: "Json", fds: "Sequence[int]" = ()) -> None:
     """Send one message. Raises JailError where it is too big, OSError as sendmsg does."""
     data = dumps(body)

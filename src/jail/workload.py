@@ -64,11 +64,24 @@ def until_go(plan: Plan, channel: socket.socket) -> None:
                 prctl(PR_SET_DUMPABLE, 0)
                 sealed = True
                 fdpass.send(channel, {"ev": "sealed"})
+            case "adopt" if sealed:
+                _adopt(plan, message)
             case "go" if sealed:
                 return
             case _:
                 break
     raise JailError("no_go", "the daemon did not say go")
+
+
+def _adopt(plan: Plan, message: fdpass.Received) -> None:
+    """Have the command, and 0, 1, 2, of whoever asked for it now. Everything else stays as it was proven."""
+    command, argv = message.body.get("exe"), message.body.get("argv")
+    if len(message.fds) != 3 or not isinstance(command, str) or not isinstance(argv, list):
+        raise JailError("adopt", f"got {len(message.fds)} descriptors and no command from the daemon")
+    plan["exec"] |= {"exe": command, "argv": argv}
+    for number, descriptor in enumerate(message.fds):
+        os.dup2(descriptor, number, inheritable=True)
+    message.close()
 
 
 def _tried(guards: list[str], context: Context) -> dict[str, str]:

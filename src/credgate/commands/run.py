@@ -55,6 +55,7 @@ def _parser() -> "argparse.ArgumentParser":
     parser.add_argument(
         "--learn", action="store_true", help="at the end, print the rules that would allow what was refused"
     )
+    parser.add_argument("--warm", action="store_true", help="in a jail made ahead; have one made for the next such run")
     parser.add_argument("-q", "--quiet", action="store_true", help="no banner, no summary at the end")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="[--] CMD...")
     return parser
@@ -95,7 +96,7 @@ class Options:
     """What was asked for on the command line; a flag that was not given has its default here."""
 
     policy = role = workdir = user = ""
-    read_only = quiet = learn = False
+    read_only = quiet = learn = warm = False
     status_fd = -1
 
     def __init__(self) -> None:
@@ -104,7 +105,7 @@ class Options:
 
 
 VALUES = {"--policy": "policy", "--role": "role", "--workdir": "workdir", "--user": "user"}
-SWITCHES = {"--read-only": "read_only", "--learn": "learn", "-q": "quiet", "--quiet": "quiet"}
+SWITCHES = {"--read-only": "read_only", "--learn": "learn", "--warm": "warm", "-q": "quiet", "--quiet": "quiet"}
 
 
 def plain(argv: list[str]) -> Options | None:
@@ -194,6 +195,9 @@ class Launch:
         if not answer.fds:
             lent.passed_on()
             return lent
+        if answer.body.get("warm"):
+            lent.instead(answer.fds)
+            return lent
         lent.take_back()
         from jail import launcher  # noqa: PLC0415
 
@@ -213,7 +217,7 @@ class Launch:
         payload = os.memfd_create("request", os.MFD_CLOEXEC)
         os.write(payload, thinpass.dumps(body))
         try:
-            thinpass.send(control, {"op": "run.open", "ttys": self.ttys}, [payload, *lent])
+            thinpass.send(control, {"op": "run.open", "ttys": self.ttys, "warm": self.options.warm}, [payload, *lent])
         except BrokenPipeError:  # the next message, or its absence, says why
             pass
         finally:
