@@ -441,6 +441,7 @@ async def rig(
             resolve=resolve,
             own_addresses=frozenset,
             timeouts=timeouts,
+            system_roots=TargetCa(tmp, "roots").ca,  # OpenSSL takes a tenth of a second to read the real ones
         )
         await gateway.start(processes)
         await gateway.serve(

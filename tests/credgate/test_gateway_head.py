@@ -10,6 +10,8 @@ from credgate.gateway.head import (
     cut,
     parse_request_head,
     parse_response_head,
+    take_request,
+    take_response,
 )
 
 HEAD = b"GET /a HTTP/1.1\r\nHost: x\r\nA:  b \r\n\r\n"
@@ -156,3 +158,53 @@ def test_what_is_well_formed_comes_back_as_it_was(fields: list[tuple[str, str]])
     wire = [f"{name}: {value}".encode() for name, value in fields]
     head = parse_request_head(b"\r\n".join([b"GET / HTTP/1.1", *wire]))
     assert head.fields == tuple((name.encode(), value.encode()) for name, value in fields)
+
+
+_LINES = st.lists(
+    st.sampled_from(
+        [
+            *[b"GET /a HTTP/1.1\r\n", b"PRI * HTTP/2.0\r\n", b"GET http:///a HTTP/1.1\r\n", b"HTTP/1.1 200 OK\r\n"],
+            *[
+                b"HTTP/1.1 200\r\n",
+                b"A: b\r\n",
+                b"A:\r\n",
+                b"A : b\r\n",
+                b"A: \x01\r\n",
+                b"A: \x7f\r\n",
+                b" folded\r\n",
+            ],
+            *[
+                b"A: b\n",
+                b"A: \x00\r\n",
+                b"\r\n",
+                b"\r\n",
+                b"body",
+                b"A: b\r\n" * 300,
+                b"A: " + b"x" * MAX_HEAD + b"\r\n",
+            ],
+        ]
+    ),
+    max_size=8,
+).map(b"".join)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(st.one_of(_BYTES, _LINES), st.integers(0, 60))
+def test_a_head_taken_at_once_is_what_its_two_steps_make_of_it(data: bytes, seen: int) -> None:
+    """The way of the common head: nothing passes by it that cut and the parser would refuse, or read otherwise."""
+
+    def stepwise(parse: object) -> object:
+        try:
+            raw = cut(data, min(seen, len(data)))
+            return None if raw is None else (parse(raw), len(raw) + 4)  # type: ignore[operator] # either parser
+        except HeadError as error:
+            return str(error), error.http
+
+    def at_once(take: object) -> object:
+        try:
+            return take(data, min(seen, len(data)))  # type: ignore[operator] # likewise
+        except HeadError as error:
+            return str(error), error.http
+
+    assert at_once(take_request) == stepwise(parse_request_head)
+    assert at_once(take_response) == stepwise(parse_response_head)

@@ -10,6 +10,7 @@ from mitmproxy.http import HTTPFlow
 
 from credgate.gateway.cleaning import Cleaning
 from credgate.gateway.clientcert import Identity
+from credgate.gateway.deadline import Deadline
 from credgate.gateway.digests import Digests
 from credgate.gateway.leaving import Leaving
 from credgate.gateway.quoted import Quoted
@@ -94,7 +95,7 @@ class Exchange:
     req_bytes: int = 0
     resp_bytes: int = 0
     started: float = field(default_factory=time.monotonic)
-    timer: asyncio.TimerHandle | None = None
+    timer: asyncio.TimerHandle | Deadline | None = None
 
     @property
     def ms(self) -> int:

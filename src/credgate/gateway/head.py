@@ -100,6 +100,40 @@ def _plausible(head: bytes) -> bool:
     return line[:1].isalpha() and not line.startswith(b"SSH-")
 
 
+def take_request(buffer: bytes, seen: int) -> tuple[RequestHead, int] | None:
+    """As cut and parse_request_head: the head, and the bytes that it takes with its empty line."""
+    end = buffer.find(_END, max(0, seen - _OVERLAP))
+    line, _, block = buffer[: max(end, 0) + 2].partition(b"\r\n")
+    if 0 <= end <= MAX_HEAD - 2 and _REQUEST_LINE.fullmatch(line) and (fields := _fields(block)) is not None:
+        return _request(line, fields), end + len(_END)
+    head = cut(buffer, seen)  # not whole, or what it is refused for
+    return None if head is None else (parse_request_head(head), len(head) + len(_END))
+
+
+def take_response(buffer: bytes, seen: int) -> tuple[ResponseHead, int] | None:
+    """As cut and parse_response_head, likewise."""
+    end = buffer.find(_END, max(0, seen - _OVERLAP))
+    head = buffer[: max(end, 0) + 2]
+    line, _, block = head.partition(b"\r\n")
+    if 0 <= end <= MAX_HEAD - 2 and (match := _STATUS_LINE.fullmatch(line)) and not _CONTROL.search(head):
+        fields = _fields(block)
+        if fields is not None:
+            version, status, phrase = match.groups()
+            return ResponseHead(version=version, status=int(status), phrase=phrase or b"", fields=fields), end + 4
+    raw = cut(buffer, seen)
+    return None if raw is None else (parse_response_head(raw), len(raw) + len(_END))
+
+
+def _fields(block: bytes) -> Fields | None:
+    """The fields of a whole block, None where it is no plain one."""
+    if not _FIELDS.fullmatch(block):
+        return None
+    found = _FIELD.findall(block)
+    if len(found) >= MAX_LINES:
+        return None
+    return tuple([(name, value.strip(b" \t")) for name, value in found])
+
+
 def parse_request_head(head: bytes) -> RequestHead:
     """Take a head from `cut` apart. Raises HeadError."""
     return _known_request(head) if len(head) <= _SHORT else _parse_request(head)
@@ -112,6 +146,10 @@ def _known_request(head: bytes) -> RequestHead:
 
 def _parse_request(head: bytes) -> RequestHead:
     line, fields = _split(head)
+    return _request(line, fields)
+
+
+def _request(line: bytes, fields: Fields) -> RequestHead:
     match = _REQUEST_LINE.fullmatch(line)
     if not match:
         raise HeadError("not a request line", http=False)

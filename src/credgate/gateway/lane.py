@@ -5,6 +5,7 @@ what a client sends ahead waits, bounded. An exception anywhere ends the connect
 `Client.failed`. From its first WebSocket handshake on a connection is mitmproxy's HTTP layers', as HTTP/2 is.
 """
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from credgate.gateway.exchange import Exchange, Key
@@ -19,12 +20,11 @@ from credgate.gateway.head import (
     MAX_HEAD,
     HeadError,
     RequestHead,
-    cut,
-    parse_request_head,
+    take_request,
 )
 from credgate.gateway.lanetarget import TargetSide
 from credgate.gateway.refusal import deny
-from credgate.gateway.turn import Turn
+from credgate.gateway.turn import Turn, keeps
 from rules.reasons import Reason
 from rules.request import Via, Wire
 
@@ -44,6 +44,7 @@ class Lane(TargetSide):
         super().__init__(client)
         self._outer = outer
         self._seen = 0  # of an unfinished head
+        self._asked: _Asked | None = None  # the last head
         self._judging = False
         self._gone = False  # the client left while its request was judged
 
@@ -88,6 +89,7 @@ class Lane(TargetSide):
         """The connection ends, with nothing more sent on either side."""
         self._over, self._buffer = True, b""
         self._wait(None)
+        self._deadline.stop()
         link, self._link = self._link, None
         if link is not None:
             self._client.pool.busy(link)
@@ -134,25 +136,48 @@ class Lane(TargetSide):
             if not self._seen and self._buffer.startswith(b"\r\n"):  # RFC 9112 2.2: an empty line ahead is nothing
                 self._buffer = self._buffer[2:]
             try:
-                raw = cut(self._buffer, self._seen)
-                head = None if raw is None else parse_request_head(raw)
+                asked = self._take()
             except HeadError as error:
                 self._bad_head(error)
                 return
-            if raw is None or head is None:
+            if asked is None:
                 self._seen = len(self._buffer)
                 if self._timer is None and self._seen:
                     self._wait(HEAD_TIMEOUT)
                 return
             self._seen = 0
-            self._wait(None)
-            if self._is_websocket(head):
+            if self._timer is not None:
+                self._wait(None)
+            if asked.websocket:
                 self._park()
+                self._deadline.stop()
                 data, self._buffer, self._over = self._buffer, b"", True
                 self._client.hand_over(data)
                 return
-            self._buffer = self._buffer[len(raw) + 4 :]
-            self._arrive(head)
+            self._buffer = self._buffer[len(asked.raw) :]
+            self._arrive(asked)
+
+    def _take(self) -> "_Asked | None":
+        """The head that is next, None where it is not whole. A client repeats itself: the same bytes are the same head.
+
+        Raises HeadError.
+        """
+        asked = self._asked
+        if asked is not None and not self._seen and self._buffer.startswith(asked.raw):
+            return asked
+        taken = take_request(self._buffer, self._seen)
+        if taken is None:
+            return None
+        head, size = taken
+        asked = self._asked = _Asked(
+            raw=self._buffer[:size],
+            head=head,
+            wire=self._wire(head),
+            keeps=keeps(head.version, head.fields),
+            expects=b"100-continue" in tokens(head.fields, b"expect"),
+            websocket=self._is_websocket(head),
+        )
+        return asked
 
     def _bad_head(self, error: HeadError) -> None:
         bare = bool(self._state.connect_port) and not self._pipe.secure
@@ -166,10 +191,10 @@ class Lane(TargetSide):
     def _is_websocket(self, head: RequestHead) -> bool:
         return not self._outer and head.method == b"GET" and b"websocket" in tokens(head.fields, b"upgrade")
 
-    def _arrive(self, head: RequestHead) -> None:
+    def _arrive(self, asked: "_Asked") -> None:
         """Have one request judged, and go on with it or refuse it."""
-        turn = self._turn_of(head)
-        if head.method == b"CONNECT":
+        turn = self._turn_of(asked)
+        if asked.head.method == b"CONNECT":
             self._connect(turn)
             return
         self._judge(turn)
@@ -222,22 +247,15 @@ class Lane(TargetSide):
             if body.done:
                 self._judge(turn)
 
-    def _turn_of(self, head: RequestHead) -> Turn:
-        body: Counted | Chunked | None
-        try:
-            body = request_body(head.fields, head.version)
-        except FramingError:
-            body = None
-        exchange = Exchange(
-            authority=head.authority,
-            scheme=head.scheme,
-            has_body=body is None or not body.done,
-        )
-        return Turn(exchange=exchange, wire=self._wire(head, exchange), head=head, body=body)
+    def _turn_of(self, asked: "_Asked") -> Turn:
+        head, wire = asked.head, asked.wire
+        body = _body_of(head)
+        exchange = Exchange(authority=head.authority, scheme=head.scheme, has_body=wire.has_body)
+        return Turn(exchange=exchange, wire=wire, head=head, body=body, client_keeps=asked.keeps, expects=asked.expects)
 
-    def _wire(self, head: RequestHead, exchange: Exchange) -> Wire:
+    def _wire(self, head: RequestHead) -> Wire:
         state, pipe = self._state, self._pipe
-        connect = head.method == b"CONNECT"
+        connect, body = head.method == b"CONNECT", _body_of(head)
         return Wire(
             via=Via.ABSOLUTE if self._outer else Via.CONNECT if state.connect_port else Via.DIRECT,
             http_version=head.version.decode("latin-1"),
@@ -251,7 +269,7 @@ class Lane(TargetSide):
             connect_port=state.connect_port,
             sni=self._client.sni,
             listen_port=state.listener.port,
-            has_body=exchange.has_body,
+            has_body=body is None or not body.done,
         )
 
     def _connect(self, turn: Turn) -> None:
@@ -271,3 +289,23 @@ class Lane(TargetSide):
         data, self._buffer, self._over = self._buffer, b"", True
         self._send(b"HTTP/1.1 200 Connection established\r\n\r\n")
         self._client.tunnelled(data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A head, and what follows from it alone on this connection. `raw` has its empty line."""
+
+    raw: bytes
+    head: RequestHead
+    wire: Wire
+    keeps: bool
+    expects: bool
+    websocket: bool
+
+
+def _body_of(head: RequestHead) -> Counted | Chunked | None:
+    """How the request's body is framed; None: in a way that has more than one reading."""
+    try:
+        return request_body(head.fields, head.version)
+    except FramingError:
+        return None

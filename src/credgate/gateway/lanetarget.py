@@ -4,9 +4,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from credgate.gateway.cleaning import Unreadable
+from credgate.gateway.deadline import Deadline
 from credgate.gateway.exchange import Exchange
 from credgate.gateway.framing import Chunked, Counted, FramingError, UntilClose, chunk, response_body, tokens
-from credgate.gateway.head import HeadError, ResponseHead, cut, parse_response_head
+from credgate.gateway.head import HeadError, ResponseHead, take_response
 from credgate.gateway.link import Link
 from credgate.gateway.refusal import Refusal, deny
 from credgate.gateway.turn import Turn, answer_bytes, closes, keeps, refusal_bytes, request_bytes
@@ -30,6 +31,7 @@ class TargetSide:
         self._buffer = b""
         self._turn: Turn | None = None
         self._link: Link | None = None
+        self._deadline = Deadline()  # for the answer's head
         self._over = False
         self._lingering = False
         self._rest: Counted | Chunked | None = None  # of a request, read and forgotten
@@ -53,6 +55,7 @@ class TargetSide:
             return
         self._over, self._buffer = True, b""
         self._wait(None)
+        self._deadline.stop()
         self._park()
         self._pipe.close(notify=True)
 
@@ -162,7 +165,7 @@ class TargetSide:
     def _wait_for_answer(self, turn: Turn) -> None:
         link = turn.link
         if link is not None:
-            self._steps.await_answer(turn.exchange, connected=link.opened, drop=link.cut)
+            self._steps.await_answer(turn.exchange, connected=link.opened, drop=link.cut, deadline=self._deadline)
 
     def look_at(self, link: Link) -> None:
         """Go on with what came from a target."""
@@ -234,9 +237,9 @@ class TargetSide:
             return
         turn.held += data
         try:
-            while (raw := cut(turn.held, turn.seen)) is not None:
-                turn.held, turn.seen = turn.held[len(raw) + 4 :], 0
-                head = parse_response_head(raw)
+            while (taken := take_response(turn.held, turn.seen)) is not None:
+                head, size = taken
+                turn.held, turn.seen = turn.held[size:], 0
                 if head.status >= 200:
                     self._answer_head(turn, head)
                     return

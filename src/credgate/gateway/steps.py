@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from credgate.gateway import standing, waiting
 from credgate.gateway.capture import collect_ids
 from credgate.gateway.cleaning import Cleaning, Unreadable, is_alarming, is_wanted, named
+from credgate.gateway.deadline import Deadline
 from credgate.gateway.exchange import ClientState, Exchange, Key
 from credgate.gateway.judge import QUICK, Judge
 from credgate.gateway.leaving import Leak, misplaced
@@ -124,7 +125,9 @@ class Steps:
             self.refuse(state, exchange, wire, over)
         return over is not None
 
-    def await_answer(self, exchange: Exchange, *, connected: bool, drop: Callable[[], None]) -> None:
+    def await_answer(
+        self, exchange: Exchange, *, connected: bool, drop: Callable[[], None], deadline: Deadline | None = None
+    ) -> None:
         """Wait for the answer's head from now on; `drop` ends the upstream connection when it is late."""
         exchange.disarm()
         if exchange.status or exchange.finished:
@@ -137,7 +140,8 @@ class Steps:
             exchange.failure = exchange.failure or Reason.UPSTREAM_TIMEOUT
             drop()
 
-        exchange.timer = asyncio.get_running_loop().call_later(wait, late)
+        later = asyncio.get_running_loop().call_later if deadline is None else deadline.later
+        exchange.timer = later(wait, late)
 
     def leaving(self, state: ClientState, exchange: Exchange, data: bytes, *, last: bool) -> bytes | Deny:
         """What may go out now of a request's body that is streamed. Deny: it holds a secret, and the rest must not."""

@@ -26,6 +26,8 @@ class Turn:
     wire: Wire
     head: RequestHead
     body: Counted | Chunked | None  # None: framed in a way that has more than one reading, which the rules refuse
+    client_keeps: bool  # the client wants to go on after the answer
+    expects: bool  # it waits for a 100 before it sends the body
     out: Outgoing | None = None  # what to send; set by Allow
     collecting: bool = False  # the body is read before it is judged
     kept: list[bytes] = field(default_factory=list)  # what of it was read
@@ -59,16 +61,6 @@ class Turn:
             self.kept[-1] += more
         else:
             self.kept.append(more)
-
-    @property
-    def expects(self) -> bool:
-        """Whether the client waits for a 100 before it sends the body."""
-        return b"100-continue" in tokens(self.head.fields, b"expect")
-
-    @property
-    def client_keeps(self) -> bool:
-        """Whether the client wants to go on after the answer."""
-        return keeps(self.head.version, self.head.fields)
 
     @property
     def rest_is_short(self) -> bool:
