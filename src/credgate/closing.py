@@ -138,11 +138,11 @@ async def _tell_end(
     left: _Remains,
 ) -> None:
     refused = await _refused(session)
+    if refused.lines:  # a message of its own: each of the two has room for what a jail can make long
+        await session.tell({"ev": "refusals", "lines": list(refused.lines), "entries": list(refused.entries)})
     body = {"ev": "ended", "run": session.run.id, "status": ending.status, "reason": ending.reason}
     told = {"requests": session.run.requests(), "seen": seen.sentence(), **seen.to_json()}
-    await session.tell(
-        body | left.to_json() | told | {"refused": list(refused.lines), "refusals": list(refused.entries)}
-    )
+    await session.tell(body | left.to_json() | told)
 
 
 async def _confirm_death(session: "Session") -> None:

@@ -1,6 +1,8 @@
 """A run's refusals as the ledger has them, and what the end of a run says of them."""
 
+import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from credgate.ledger.writer import Ledger
 from credgate.prepare import CHECK_NAME
 from credgate.refusals import KINDS, OWN, Refusals, RunUnknown, refusals_of
 from credgate.refusedsummary import SHOWN, summarised
+from jail import fdpass
 from rules.asked import Asked
 from rules.learn import PATHS, TARGETS, learn
 from rules.learn_toml import document
@@ -194,6 +197,19 @@ def test_many_kinds_are_cut_short() -> None:
     said = summary(*(one(path=f"/x{'y' * n}") for n in range(1, 10)), beyond=3)
     assert said.count("refused once") == SHOWN
     assert "and 4 more kinds of refusals, and 3 beyond" in said
+
+
+def test_whatever_a_jail_asks_for_the_summary_fits_into_its_message() -> None:
+    label = "h" * 63
+    asked = [
+        one(host=f"{label}.{label}.{label}.example.org", path="/" + f"{n}" * 1400, reason="host_unlisted")
+        for n in range(5)
+    ]
+    asked += [replace(one(path="\u202e" * 2000, reason="path_ambiguous"), method="\u202e" * 60, rule="r" * 250)] * 3
+    learned = learn(POLICY, "dev", asked, known_hosts(PACKS))
+    found = summarised("dev", Refusals(run=RUN, asked=asked), learned, policy="/" + "p" * 4000)
+    told = json.dumps({"lines": found.lines, "entries": found.entries})
+    assert 2000 < len(told) < fdpass.MAX_BYTES // 2
 
 
 def test_long_and_hostile_paths_are_cut_and_stay_text() -> None:

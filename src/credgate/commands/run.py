@@ -144,6 +144,7 @@ class Launch:
         self.master = -1  # of the jail's terminal
         self.ready = False
         self.refused: CredgateError | None = None
+        self.refusals: thinpass.Json = {}  # what was refused, as `lines` for people and `entries` for the exit line
         self.ended: thinpass.Json = {}
         self.exited: thinpass.Json = {}
         self.control: _socket.socket | None = None  # None once the daemon's end is closed
@@ -315,6 +316,8 @@ class Launch:
                 self._alarm(message.body)
             case "refused":
                 self.refused = thinclient.refusal(message.body)
+            case "refusals":
+                self.refusals = message.body
             case "ended":
                 self.ended = message.body
 
@@ -381,9 +384,10 @@ class Launch:
             status, reason = int(str(self.ended["status"])), str(self.ended["reason"])
         if self.ready:
             # null where it could not be read, or the daemon is gone: that is not zero
-            keys: tuple[str, ...] = ("off_route", "counters", "filter_kills", "files", "refusals")
+            keys: tuple[str, ...] = ("off_route", "counters", "filter_kills", "files")
             keys = (*keys, *(key for key in ("copy", "state") if key in self.ended))
             counts = {"requests": self.ended.get("requests", {}), **{key: self.ended.get(key) for key in keys}}
+            counts["refusals"] = self.refusals.get("entries", [] if self.ended else None)
             self._write_status({"event": "exit", "run": self.id, "status": status, "reason": reason} | counts)
         if self.ended and reason not in ("exited", "signaled"):
             _say(f"credgate: the run was ended: {reason}\n")
@@ -409,7 +413,7 @@ class Launch:
             return
         allowed, denied = requests.get("allow"), requests.get("deny")
         _say(f"credgate: run {self.id}: {allowed} requests allowed, {denied} refused; {self.ended.get('seen')}\n")
-        for told in (None if self.options.learn else self.ended.get("refused"), self.ended.get("left")):
+        for told in (None if self.options.learn else self.refusals.get("lines"), self.ended.get("left")):
             for line in told if isinstance(told, list) else ():  # what is indented goes on with the line before
                 _say(("" if str(line).startswith("    ") else "credgate: ") + f"{escape(str(line))}\n")
 
