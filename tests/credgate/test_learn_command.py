@@ -197,6 +197,16 @@ def test_what_is_not_there(cli: Cli, argv: list[str], said: str) -> None:
     assert said in cli.err
 
 
+def test_a_run_whose_start_is_in_a_removed_segment_needs_its_role_said(cli: Cli) -> None:
+    first = cli.home / LEDGER / "seg-000001.jsonl"
+    lines = first.read_bytes().splitlines(keepends=True)
+    first.write_bytes(b"".join(line for line in lines if b'"run.start"' not in line))
+    policy = cli.write(POLICY)
+    assert cli.run("learn", RUN, "--policy", policy) == 2
+    assert "hint: say it: --role NAME" in cli.err
+    assert len(cli.json("learn", RUN, "--policy", policy, "--role", "dev", "--json")["proposals"]) == 2  # type: ignore[arg-type]  # a list
+
+
 def test_another_role(cli: Cli) -> None:
     found = cli.json("learn", RUN, "--role", "other", "--policy", cli.write(POLICY), "--json")
     assert found["role"] == "other"
