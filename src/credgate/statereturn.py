@@ -16,12 +16,12 @@ from credgate.copychange import Change, ancestors
 from credgate.copylook import changes, opened_tree
 from credgate.copystore import Copy
 from credgate.statenotes import StateNotes, notes_of
-from credgate.text import some
+from credgate.text import cut, some
 from rules.agentstate import Merge
 from rules.scrub import Table
 
 FILES, FILE, BYTES = 10_000, 64 << 20, 1 << 30  # of one run
-_NAMES, _TOLD = 6, 50
+_NAMES, _TOLD, _LONGEST = 6, 50, 300
 OTHER = "the host's is not what the run went on from"
 
 
@@ -37,11 +37,11 @@ class Back:
 
     def sentences(self) -> list[str]:
         """For the summary; nothing of what simply came back."""
-        said = [f"not taken back: ~/{path}: {why}" for path, why in self.left[:_NAMES]]
+        said = [f"not taken back: ~/{_name(path)}: {why}" for path, why in self.left[:_NAMES]]
         if len(self.left) > _NAMES:
             said.append(f"not taken back: {len(self.left) - _NAMES} more")
         if self.waiting:
-            named = some([f"~/{path}" for path in self.waiting[:_NAMES]], len(self.waiting))
+            named = some([f"~/{_name(path)}" for path in self.waiting[:_NAMES]], len(self.waiting))
             said.append(f"changed in the jail, and the host would follow it, so it was not taken: {named}")
         if self.unseen:
             said.append("the agent's own files could not be looked through, and nothing of them was taken")
@@ -51,12 +51,17 @@ class Back:
 
     def to_json(self) -> dict[str, object]:
         """As the exit line holds it."""
-        left = [{"path": path, "why": why} for path, why in self.left[:_TOLD]]
-        return {"back": len(self.taken), "left": left, "waiting": list(self.waiting[:_TOLD])}
+        left = [{"path": _name(path), "why": why} for path, why in self.left[:_TOLD]]
+        return {"back": len(self.taken), "left": left, "waiting": [_name(path) for path in self.waiting[:_TOLD]]}
 
     def fields(self) -> dict[str, object]:
         """What the ledger's run.end holds of it."""
         return {"state_back": len(self.taken), "state_kept": len(self.left) + len(self.waiting)}
+
+
+def _name(path: str) -> str:
+    """The jail chose it, and all of them go into one message."""
+    return cut(path, _LONGEST)
 
 
 def bring_back(copy: Copy, known: Table) -> Back:

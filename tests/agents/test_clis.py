@@ -39,7 +39,8 @@ INHERITED = {
 }
 ANSWER, ASK = "the word is pomegranate", "call the shell"
 # What is left of the run, as one stream: environment and files. The key's name is not in the command.
-LOOK = "env; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline; find ~ ~/.[a-z]*/ /tmp /run -xdev -type f -size -8M -exec cat {} +"
+FILES = "find ~ ~/.[a-z]*/ /tmp /run -xdev -type f -size -8M -exec cat {} +"
+LOOK = f"env; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline; {FILES}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,15 @@
 
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from credgate import copystore, stateenter, statereturn
 from credgate.commands import apply as apply_command
@@ -388,3 +391,31 @@ def test_json_of_diff_has_both_copies_apart(world: World, capsys: pytest.Capture
         (".acme", True),
         (".acme/settings.json", True),
     ]
+
+
+TEXT = st.lists(st.sampled_from(["a\n", "b\n", "c", "\n", "\u00fc\n"]), max_size=4).map("".join)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(old=TEXT, host=TEXT, jail=TEXT, merge=st.sampled_from(Merge))
+def test_whatever_each_side_writes_no_byte_of_the_hosts_is_lost(
+    tmp_path: Path, old: str, host: str, jail: str, merge: Merge
+) -> None:
+    home = Path(tempfile.mkdtemp(dir=tmp_path))
+    agent = replace(AGENT, data=(Data(path=".acme/x/*", merge=merge, enter=merge is not Merge.APPEND),))
+    world = World(home=home, role=Role(name="dev", agent=agent, agent_state=AgentState.COPY), states=States())
+    path = world.write(".acme/x/f", old)
+    upper = world.begin()
+    if host != old:
+        world.write(".acme/x/f", host)
+    (upper / ".acme/x").mkdir(exist_ok=True)
+    (upper / ".acme/x/f").write_text(jail)
+    back = world.end()
+    after = path.read_text()
+    if merge is Merge.REPLACE and host == old:
+        assert after == jail  # the one that may: nobody else had written
+    else:
+        assert after.startswith(host)
+    kept = [p.read_text() for p in home.glob(".local/state/credgate/copies/*/upper/.acme/x/f")]
+    assert after.endswith(jail) or host.startswith(jail) or kept == [jail]
+    assert (back.left == ()) == (kept == [])

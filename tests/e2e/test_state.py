@@ -1,10 +1,12 @@
 """An agent's own files: a private copy in the jail, whose data comes back and whose configuration waits for a word."""
 
 import json
+import subprocess
+import time
 
 import pytest
 
-from tests.e2e.site import Site
+from tests.e2e.site import BIN, Site
 
 pytestmark = pytest.mark.needs("userns", "netns", "nftables", "landlock", "seccomp")
 
@@ -99,3 +101,16 @@ def test_fresh_takes_and_gives_nothing(home: Site) -> None:
     assert done.returncode == 0 and ".jsonl" not in done.stdout
     after = {path: path.read_bytes() for path in (home.home / ".claude").rglob("*") if path.is_file()}
     assert after == before
+
+
+def test_what_was_written_comes_back_where_the_launcher_was_killed(home: Site) -> None:
+    write = "echo 'typed last' >> ~/.claude/history.jsonl; echo ready; sleep 100"
+    argv = home.as_user([BIN / "credgate", "run", "-q", "--", "sh", "-c", write])
+    with subprocess.Popen(argv, env=home.environment(), cwd=home.work, stdout=subprocess.PIPE, text=True) as jail:
+        assert jail.stdout is not None and jail.stdout.readline() == "ready\n"
+        jail.kill()
+    deadline = time.monotonic() + 30
+    while not home.ledger(ev="run.end"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert (home.home / ".claude/history.jsonl").read_text().endswith('host"}\ntyped last\n')

@@ -5,11 +5,13 @@ from dataclasses import fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rules.agents import Agent
 from rules.decide import decide, decide_connect
 from rules.hosts import HostPattern
 from rules.intersect import child_policy, intersect, least
 from rules.paths import PathPattern
 from rules.policy import (
+    AgentState,
     AllowRule,
     Binding,
     Budget,
@@ -242,3 +244,18 @@ def test_trees_that_nest_become_the_inner_one() -> None:
     above = Role(name="p", tools=("/a/b", "/b", "/home/u/.cargo"))
     got = intersect(mine, above, Policy(sha256="0", roles={"c": mine, "p": above}))
     assert (got.tools, got.read) == (("/a/b", "/b/c"), ())
+
+
+def test_an_agents_own_files_are_a_childs_only_where_both_have_that_agent() -> None:
+    acme, other = Agent(name="acme"), Agent(name="other")
+    parent = Role(name="p", agent=acme, agent_state=AgentState.COPY, state=("~/.config",))
+    for agent, state, got in (
+        (acme, AgentState.COPY, AgentState.COPY),
+        (acme, AgentState.FRESH, AgentState.FRESH),
+        (other, AgentState.COPY, AgentState.FRESH),
+    ):
+        child = Role(name="c", agent=agent, agent_state=state, state=("~/.config/gh", "~/.ssh"))
+        both = intersect(child, parent, Policy(sha256="0", roles={"c": child, "p": parent}))
+        assert (both.agent_state, both.state) == (got, ("~/.config/gh",))
+    alone = intersect(parent, Role(name="q", agent=acme), Policy(sha256="0"))
+    assert (alone.agent_state, alone.state) == (AgentState.FRESH, ())
