@@ -367,11 +367,9 @@ class Policy:
 
     def reach(self, role: str) -> Reach:
         """What a role reaches. Raises KeyError for one that isn't there."""
-        known = self._reach.get(role)
-        if known is None:
-            names = reached_by(self.roles[role], self.bindings, self.endpoints)
-            known = self._reach[role] = Reach(self, role, names)
-        return known
+        if role not in self._reach:
+            self._reach[role] = Reach(self, role, reached_by(self.roles[role], self.bindings, self.endpoints))
+        return self._reach[role]
 
     def scrubbed(self) -> frozenset[str]:
         """Names of the endpoints that have a binding whose answers are searched."""
