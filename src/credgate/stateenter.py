@@ -18,9 +18,9 @@ from credgate.statenotes import SUFFIX, StateNotes, write_entered
 from jail.mounts import MAX_COPIED
 from jail.plan import JailSpec, under
 from rules.agents import Agent
-from rules.agentstate import StateKind, StateRule, entering
+from rules.agentstate import AgentState, StateKind, StateRule, entering
 from rules.envnames import credential_value
-from rules.policy import AgentState, Role
+from rules.policy import Role
 from rules.scrub import Table
 
 FILES, BYTES = 2000, 256 << 20  # of what enters; the newest first
@@ -39,7 +39,7 @@ class StateError(CredgateError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What of the home a role wants a copy of: directories and single files, relative paths."""
+    """What of the home a role wants a copy of: directories, and single files beside them; relative paths."""
 
     directories: tuple[str, ...]
     files: tuple[str, ...]
@@ -60,7 +60,12 @@ def wanted(role: Role, home: str, shown: Sequence[str]) -> Wanted:
         if tree:
             hint = "take one of the two out of the role"
             raise StateError("state_covered", f"{at}: a copy would stand where the host's {tree} is bound", hint)
-    return Wanted(directories=tuple(dict.fromkeys(directories)), files=tuple(files))
+    beside = [name for name in files if not _within(name, directories)]
+    return Wanted(directories=tuple(dict.fromkeys(directories)), files=tuple(beside))
+
+
+def _within(name: str, directories: Sequence[str]) -> bool:
+    return any(under(f"/{name}", f"/{directory}") for directory in directories)
 
 
 def _kind(role: Role, name: str, path: str) -> bool:
@@ -103,8 +108,7 @@ def take(places: Places, spec: JailSpec, role: Role, known: Table) -> tuple[Copy
     held = lock(folder)
     try:
         directories = [os.path.relpath(inside, spec.home) for _, inside in spec.private]
-        agent = role.agent.private() if role.agent is not None else ()
-        rule = rule_for(role, [name for name in directories if name not in agent], spec.cwd)
+        rule = rule_for(role, _named(role, directories), spec.cwd)
         copy = _begun(folder, spec, role, rule)
         entered = _Entering(copy, rule, spec, known).run(directories)
         write_entered(copy, entered)
@@ -113,6 +117,13 @@ def take(places: Places, spec: JailSpec, role: Role, known: Table) -> tuple[Copy
         remove(folder)
         raise
     return copy, held
+
+
+def _named(role: Role, directories: Sequence[str]) -> list[str]:
+    """What the role itself names in the copy's directories: all of it enters, and nothing of it is data."""
+    agent = role.agent.private() if role.agent is not None and role.agent_state is AgentState.COPY else ()
+    names = [os.path.normpath(name.removeprefix("~/")) for name in role.state]
+    return [name for name in names if name not in agent and _within(name, directories)]
 
 
 def _begun(folder: Path, spec: JailSpec, role: Role, rule: StateRule) -> Copy:
@@ -149,9 +160,10 @@ class _Entering:
         with Beneath(self.copy.meta.tree) as tree:
             found: list[tuple[int, int, str]] = []
             for relative in directories:
-                (self.copy.upper / relative).mkdir(mode=0o700, parents=True)
+                (self.copy.upper / relative).mkdir(mode=0o700, parents=True, exist_ok=True)
                 for root in self.rule.roots(relative):
                     found += _files(tree, root)
+            found += [one for name in self.rule.named for one in _single(tree, name)]
             size = 0
             for mtime, length, path in sorted(found, reverse=True):
                 if len(self.entered) >= FILES or not self._may(path):
@@ -163,7 +175,7 @@ class _Entering:
     def _may(self, path: str) -> bool:
         if path in self.seeds:
             return False
-        named = self.rule.kind(path) is StateKind.CONFIG and any(path.startswith(f"{n}/") for n in self.rule.named)
+        named = self.rule.kind(path) is StateKind.CONFIG and _within(path, self.rule.named)
         return named or entering(self.rule, path) is not None
 
     def _copy(self, tree: Beneath, path: str, mtime: int) -> bool:
@@ -190,6 +202,16 @@ class _Entering:
         if entry is None:  # of a directory that the role names: nobody knows what is in it
             return len(data) <= NAMED_FILE and not credential_value(data.decode("utf-8", "replace"))
         return entry.holds.replace("{cwd}", self.quoted).encode("utf-8", "surrogateescape") in data[:PEEK]
+
+
+def _single(tree: Beneath, path: str) -> Iterator[tuple[int, int, str]]:
+    """Likewise, of a path that is a file itself."""
+    try:
+        facts = tree.facts(path)
+    except OSError:
+        return
+    if facts is not None and stat.S_ISREG(facts.st_mode):
+        yield facts.st_mtime_ns, facts.st_size, path
 
 
 def _files(tree: Beneath, relative: str) -> Iterator[tuple[int, int, str]]:

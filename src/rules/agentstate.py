@@ -14,7 +14,7 @@ from itertools import takewhile
 from rules.hiding import Hiding, Kind
 from rules.treenames import TreePattern, union
 
-__all__ = ["Data", "Merge", "StateKind", "StateRule", "entering", "project_of", "secretive"]
+__all__ = ["AgentState", "Data", "Merge", "StateKind", "StateRule", "entering", "project_of", "secretive"]
 
 PROJECT = "{project}"
 # Files of agents and clients that hold a login and nothing else.
@@ -36,6 +36,13 @@ class Merge(StrEnum):
     EXTEND = "extend"
     APPEND = "append"
     REPLACE = "replace"
+
+
+class AgentState(StrEnum):
+    """What the jail has of the agent's own files. copy: the profile's data, which comes back; the rest as if fresh."""
+
+    FRESH = "fresh"
+    COPY = "copy"
 
 
 class StateKind(StrEnum):

@@ -10,13 +10,13 @@ bindings are added, since they can only narrow.
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from rules.agentstate import AgentState
 from rules.covers import covers_address, covers_host, covers_rule, overlaps, strictness
 from rules.hostindex import HostIndex
 from rules.intersect import least, least_budget, smaller, sternest
 from rules.mint_refs import same_secret
 from rules.places import key_of
 from rules.policy import (
-    AgentState,
     AllowRule,
     Binding,
     CorporateProxy,

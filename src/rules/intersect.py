@@ -8,8 +8,9 @@ however the endpoints of the two overlap.
 
 from dataclasses import fields, replace
 
+from rules.agentstate import AgentState
 from rules.covers import covers_tree
-from rules.policy import AgentState, Budget, Limits, OnAlarm, Policy, Role, Workdir, reached_by
+from rules.policy import Budget, Limits, OnAlarm, Policy, Role, Workdir, reached_by
 
 __all__ = ["child_policy", "intersect", "least"]
 

@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping
 
 from rules import load_units
 from rules.agents import Agent
+from rules.agentstate import AgentState
 from rules.envnames import credential_value, refused
 from rules.load_agents import agent_of
 from rules.parse import METHODS
-from rules.policy import AgentState, Budget, Limits, OnAlarm, Role, TestCase, Workdir
+from rules.policy import Budget, Limits, OnAlarm, Role, TestCase, Workdir
 from rules.reasons import Reason
 from rules.tables import Table, closest, show
 from rules.treenames import TreePattern, TreePatternError

@@ -7,6 +7,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import TYPE_CHECKING
 
 from rules.agents import Agent
+from rules.agentstate import AgentState
 from rules.correlate import DEFAULT, Correlate
 from rules.fieldpaths import FieldPath
 from rules.fingerprint import Fingerprint
@@ -282,13 +283,6 @@ class Limits:
     open_files: int = 4096
     cpu: int = 3600
     file_size: int = 8 << 30
-
-
-class AgentState(StrEnum):
-    """What the jail has of the agent's own files. copy: the profile's data, which comes back; the rest as if fresh."""
-
-    FRESH = "fresh"
-    COPY = "copy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

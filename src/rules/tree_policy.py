@@ -7,7 +7,8 @@ tight the jail is, but hold nothing that reaches for the user's secrets, files, 
 from collections.abc import Iterator
 
 from rules.addresses import AddressClass, classify
-from rules.policy import AgentState, Endpoint, Policy, Role
+from rules.agentstate import AgentState
+from rules.policy import Endpoint, Policy, Role
 from rules.problems import PolicyError, Problem
 from rules.tables import join
 

@@ -24,8 +24,8 @@ from credgate.statereturn import Back
 from credgate.states import States
 from jail.plan import JailSpec
 from rules.agents import Agent, Seed
-from rules.agentstate import Data, Merge
-from rules.policy import AgentState, Role
+from rules.agentstate import AgentState, Data, Merge
+from rules.policy import Role
 from rules.scrub import Table
 
 RUN = "r0123456789ab"
@@ -357,6 +357,34 @@ def test_a_directory_that_the_role_names_enters_without_what_looks_like_a_creden
     (upper / ".config/tool/config.yml").write_text("editor: evil\n")
     assert world.end().waiting == (".config/tool/config.yml",)
     assert (world.home / ".config/tool/config.yml").read_text() == "editor: vi\n"
+
+
+def test_configuration_enters_where_the_role_names_it(world: World) -> None:
+    world.role = replace(world.role, state=("~/.acme/commands", "~/.acme/CLAUDE.md"))
+    world.write(".acme/commands/deep/do.md", "do this\n")
+    world.write(".acme/CLAUDE.md", "be kind\n")
+    world.write(".acme/settings.json", "the user's own\n")
+    world.write(f"{OWN}/a.jsonl", "one\n")
+    upper = world.begin()
+    entered = {".acme/commands/deep/do.md": "do this\n", ".acme/CLAUDE.md": "be kind\n", f"{OWN}/a.jsonl": "one\n"}
+    assert tree(upper) == {**entered, ".acme/settings.json": '{"seeded": true}\n'}
+    assert world.end() == Back(run=RUN)
+    upper = world.begin()
+    (upper / ".acme/CLAUDE.md").write_text("be evil\n")
+    (upper / ".acme/commands/new.md").write_text("do that\n")
+    assert world.end().waiting == (".acme/CLAUDE.md", ".acme/commands/new.md")
+    assert (world.home / ".acme/CLAUDE.md").read_text() == "be kind\n"
+
+
+def test_a_named_directory_of_an_agent_enters_whole_where_its_state_is_fresh(world: World) -> None:
+    world.role = replace(world.role, agent_state=AgentState.FRESH, state=("~/.acme",))
+    world.write(".acme/settings.json", "the user's own\n")
+    world.write(".acme/other", "x\n")
+    world.write(".acme/auth.json", "a login\n")
+    upper = world.begin()
+    assert tree(upper) == {".acme/other": "x\n", ".acme/settings.json": '{"seeded": true}\n'}
+    (upper / ".acme/other").write_text("y\n")
+    assert world.end().waiting == (".acme/other",)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rules.agents import Agent
+from rules.agentstate import AgentState
 from rules.decide import decide, decide_connect
 from rules.hosts import HostPattern
 from rules.intersect import child_policy, intersect, least
 from rules.paths import PathPattern
 from rules.policy import (
-    AgentState,
     AllowRule,
     Binding,
     Budget,
