@@ -14,6 +14,7 @@ type Fields = tuple[tuple[bytes, bytes], ...]
 type Pieces = list[bytes]
 
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t\x20-\x7e\x80-\xff]*)?")
+_PLAIN_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})\r\n")
 _TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
 _DIGITS = re.compile(rb"[0-9]{1,19}")
 _NONE: frozenset[bytes] = frozenset()
@@ -72,6 +73,8 @@ class Chunked:
         """The chunks' data, and what stands behind the body. After a fault nothing more is taken."""
         pieces: Pieces = []
         at = 0  # no slice of what is left at each step: of chunks of one byte that would be quadratic
+        if not (self._left or self._ended or self._line or self._trailers >= 0):
+            at = self._whole(data, pieces)
         try:
             while at < len(data) and not self.done and self.fault is None:
                 if self._left:
@@ -84,6 +87,18 @@ class Chunked:
         except FramingError as fault:
             self.fault, at = fault, len(data)
         return pieces, data[at:]
+
+    def _whole(self, data: bytes, pieces: Pieces) -> int:
+        """Take chunks that are here from their size to their line end, which is how an event comes."""
+        at = 0
+        while match := _PLAIN_SIZE.match(data, at):
+            begin = match.end()
+            end = begin + int(match[1], 16)
+            if end == begin or data[end : end + 2] != b"\r\n":
+                break
+            pieces.append(data[begin:end])
+            at = end + 2
+        return at
 
     def _in_line(self, data: bytes, at: int) -> int:
         """Read one line, or as much of it as there is; returns where it ends."""

@@ -103,6 +103,8 @@ def _plausible(head: bytes) -> bool:
 def take_request(buffer: bytes, seen: int) -> tuple[RequestHead, int] | None:
     """As cut and parse_request_head: the head, and the bytes that it takes with its empty line."""
     end = buffer.find(_END, max(0, seen - _OVERLAP))
+    if 0 <= end <= _SHORT and _known_plain(buffer[: end + 2]):
+        return _known_request(buffer[:end]), end + len(_END)
     line, _, block = buffer[: max(end, 0) + 2].partition(b"\r\n")
     if 0 <= end <= MAX_HEAD - 2 and _REQUEST_LINE.fullmatch(line) and (fields := _fields(block)) is not None:
         return _request(line, fields), end + len(_END)
