@@ -15,13 +15,13 @@ from typing import Any
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
+from jail import netdump
 from jail.berthfacts import GATE, INSIDE, IPV4, Side, expected_settings
 from jail.errors import JailError
 
 type Json = dict[str, Any]
 
 BACKLOG = 512
-_UP = 1
 
 
 def enter(namespace: int) -> None:
@@ -88,19 +88,7 @@ def facts(side: Side) -> Json:
 
     Keys: links, addresses, routes (every table and family), rules, sysctl (path below /proc/sys/net: value or None).
     """
-    with IPRoute() as route:
-        names = {0: ""}
-        links = [_link(message, names) for message in _ask("facts", lambda: list(route.get_links()))]
-        addresses = _ask("facts", lambda: list(route.get_addr(family=socket.AF_UNSPEC)))
-        routes = _ask("facts", lambda: list(route.get_routes(family=socket.AF_UNSPEC)))
-        rules = _ask("facts", lambda: list(route.get_rules(family=socket.AF_UNSPEC)))
-    return {
-        "links": links,
-        "addresses": [_address(message, names) for message in addresses],
-        "routes": [_route(message, names) for message in routes],
-        "rules": [_rule(message) for message in rules],
-        "sysctl": {path: _read(path) for path in expected_settings(side.link)},
-    }
+    return netdump.facts() | {"sysctl": {path: _read(path) for path in expected_settings(side.link)}}
 
 
 def _peer(gate: int) -> Json:
@@ -146,41 +134,3 @@ def _ask[T](step: str, call: Callable[[], T]) -> T:
         raise JailError(f"berth_{step}", f"netlink: {os.strerror(error.code)}", hint, error.code) from error
     except OSError as error:
         raise JailError(f"berth_{step}", f"netlink: {error}", "", error.errno or 0) from error
-
-
-def _link(message: Any, names: dict[int, str]) -> Json:
-    name = message.get_attr("IFLA_IFNAME")
-    names[message["index"]] = name
-    info = message.get_attr("IFLA_LINKINFO")
-    kind = info.get_attr("IFLA_INFO_KIND") if info else None
-    flags = ["up"] if message["flags"] & _UP else []
-    return {"name": name, "kind": kind, "flags": flags, "mtu": message.get_attr("IFLA_MTU")}
-
-
-def _address(message: Any, names: dict[int, str]) -> Json:
-    address = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
-    return {"link": names.get(message["index"], "?"), "address": address, "prefixlen": message["prefixlen"]}
-
-
-def _route(message: Any, names: dict[int, str]) -> Json:
-    via = message.get_attr("RTA_VIA") or message.get_attr("RTA_MULTIPATH") or message.get_attr("RTA_NH_ID")
-    return {
-        "family": message["family"],
-        "table": message.get_attr("RTA_TABLE") or message["table"],
-        "type": message["type"],
-        "scope": message["scope"],
-        "dst": f"{message.get_attr('RTA_DST') or 'default'}/{message['dst_len']}",
-        "link": names.get(message.get_attr("RTA_OIF") or 0, "?"),
-        "gateway": message.get_attr("RTA_GATEWAY") or (str(via) if via else ""),
-    }
-
-
-def _rule(message: Any) -> Json:
-    selectors = ("FRA_SRC", "FRA_DST", "FRA_IIFNAME", "FRA_OIFNAME", "FRA_FWMARK", "FRA_UID_RANGE", "FRA_GOTO")
-    return {
-        "family": message["family"],
-        "table": message.get_attr("FRA_TABLE") or message["table"],
-        "priority": message.get_attr("FRA_PRIORITY") or 0,
-        "action": message["action"],
-        "selects": [name for name in selectors if message.get_attr(name) is not None],
-    }

@@ -21,12 +21,14 @@ from tests.bench import (
     proof_share,
     request_cpu,
     scale,
+    warm,
     workers,
 )
 from tests.bench.figures import Absent, Row, table
 
 BENCHMARKS = {
     "launch": launch.measure,
+    "warm": warm.measure,
     "first_output": first_output.measure,
     "request_cpu": request_cpu.measure,
     "workers": workers.measure,

@@ -20,19 +20,23 @@ sys.path.insert(0, {str(CHECKOUT / "src")!r})
 import asyncio, os
 from credgate import daemon, session
 from credgate.mountwatch import MountWatch
+from credgate.proof import Shown
 
-async def read_back(self):
+async def stand(self):
+    await self.serve()
+    await self.hand_over()
     first = await self.expect(self.pid1, "pid1")
     self.pid, self.pidfd = first.pid, os.pidfd_open(first.pid)
     armed = await self.expect(self.work, "armed")
-    self.workload = armed.pid
+    self.workload, self.mounts = armed.pid, MountWatch.of(first.pid)
     await asyncio.to_thread(self.limits.confine, (first.pid, armed.pid))
-    return None, MountWatch.of(first.pid)
+    await self._seal()
+    self.shown = Shown(id="unproven", groups={{}})
 
-async def prove(self, shown):
+async def prove(self, *, ahead):
     self.run.proof = "unproven"
 
-session.Session.read_back, session.Session._prove = read_back, prove
+session.Session.stand, session.Session._prove = stand, prove
 sys.exit(daemon.main(sys.argv[1:]))
 """
 

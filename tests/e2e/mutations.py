@@ -199,7 +199,9 @@ def host_home() -> None:
 
     def change(operations: list[dict]) -> list[dict]:
         home = _home(operations)
-        kept = [op for op in operations if op["at"] != home]
+        # What a jail's own home is given by copy is there on the host already, and would be refused.
+        made = [op["at"] for op in operations if op["op"] == "file" and op["at"].startswith(home + "/")]
+        kept = [op for op in operations if op["at"] not in (home, *made)]
         bound = {"op": "bind", "from": home, "at": home, "write": True}
         below = next((i for i, op in enumerate(kept) if op["at"].startswith(home + "/")), len(kept))
         return [*kept[:below], bound, *kept[below:]]

@@ -68,6 +68,46 @@ def test_filter_that_kills_is_a_refusal_of_the_one_it_killed(monkeypatch: pytest
     assert got == {"a": "EPERM", "b": "SIGSYS"}
 
 
+CHAINED = ("memory", "core", "network_admin", "userns", "tiocsti", "foreign_arch")
+
+
+def pid(_context) -> str:
+    return str(os.getpid())
+
+
+def test_refusals_of_a_chain_share_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert attempts.CHAIN == CHAINED
+    got = tried(monkeypatch, *CHAINED, **dict.fromkeys(CHAINED, pid))
+    assert len(set(got.values())) == 1 and set(got) == set(CHAINED)
+
+
+def test_a_success_or_a_death_begins_a_new_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that nothing of it is there for the next one; each is judged by itself."""
+    actions = {
+        "memory": pid, "core": lambda _context: DONE, "network_admin": pid, "userns": killed(signal.SIGSYS),
+        "tiocsti": pid, "foreign_arch": killed(signal.SIGKILL),
+    }  # fmt: skip
+    got = tried(monkeypatch, *CHAINED, **actions)
+    assert (got["core"], got["userns"]) == (DONE, "SIGSYS")
+    assert got["foreign_arch"].startswith("crashed")
+    assert len({got["memory"], got["network_admin"], got["tiocsti"]}) == 3
+
+
+def test_one_that_hangs_in_a_chain_holds_no_other_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    got = tried(monkeypatch, "core", "userns", core=lambda _context: time.sleep(60), userns=refused(1))
+    assert got["core"].startswith("crashed: no answer") and got["userns"] == "EPERM"
+
+
+def test_what_shares_a_chain_not_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    got = tried(monkeypatch, "x32", "setns", x32=pid, setns=pid)
+    assert got["x32"] != got["setns"]
+
+
+def test_death_in_a_chain_is_the_answer_of_the_one_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    got = tried(monkeypatch, "core", "userns", core=refused(1), userns=killed(signal.SIGSYS))
+    assert got == {"core": "EPERM", "userns": "SIGSYS"}
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1])
 def test_other_deaths_are_crashes(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     assert tried(monkeypatch, "a", a=killed(number))["a"].startswith("crashed")

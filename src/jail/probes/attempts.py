@@ -1,7 +1,8 @@
 """All attempts by the id of their guard, and the runner: forked children, a time limit, one word for each outcome.
 
 A word is "done", an errno's name, a signal's name (a filter that kills), or "crashed: WHY". Most attempts share one
-child: a fork costs a millisecond. Those that change the process, or die of it, have one of their own.
+child: a fork costs a millisecond. Those that change the process, or die of it, have one of their own; some of them only
+where they succeed, and follow each other in one until one does.
 """
 
 import errno
@@ -10,7 +11,7 @@ import select
 import signal
 import time
 
-from jail.probes import Context, files, kernel, limits, neighbour, network, processes, sockets, terminal
+from jail.probes import DONE, Context, files, kernel, limits, neighbour, network, processes, sockets, terminal
 
 ATTEMPTS = {
     **files.ATTEMPTS,
@@ -48,6 +49,8 @@ ALONE = frozenset(
         "memory_shared",
     ]
 )
+# Of those, what changes nothing that the next one looks at while it is refused; the last one dies of a refusal.
+CHAIN = ("memory", "core", "network_admin", "userns", "tiocsti", "foreign_arch")
 SECONDS = 8.0  # for one child
 LONGEST = 200  # characters of a word
 
@@ -56,25 +59,44 @@ def run(ids: list[str], context: Context) -> dict[str, str]:
     """Try each; the result has a word for every id."""
     together = [name for name in ids if name not in ALONE]
     words = _child(together, context) if together else {}
+    words |= _chained([name for name in CHAIN if name in ids and name in ALONE], context)
     for name in ids:
-        if name in ALONE:
+        if name in ALONE and name not in words:
             words |= _child([name], context)
     return words
 
 
-def _child(ids: list[str], context: Context) -> dict[str, str]:
+def _chained(ids: list[str], context: Context) -> dict[str, str]:
+    """One after the other in one child, and the rest in a new one after a success or a death."""
+    words: dict[str, str] = {}
+    while left := [name for name in ids if name not in words]:
+        words |= _child(left, context, chained=True)
+    return words
+
+
+def _child(ids: list[str], context: Context, *, chained: bool = False) -> dict[str, str]:
     reader, writer = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
         os.close(reader)
-        _try_all(ids, context | {"_fds": [*context.get("_fds", ()), writer]}, writer)
+        _try_all(ids, context | {"_fds": [*context.get("_fds", ()), writer]}, writer, chained=chained)
     os.close(writer)
     text, in_time = _read_all(reader)
     os.close(reader)
     if not in_time:
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    return _words(ids, text, status, in_time=in_time)
+    return _words(_reached(ids, text) if chained else ids, text, status, in_time=in_time)
+
+
+def _reached(ids: list[str], text: str) -> list[str]:
+    """Those of a chain that its child has come to: what it told of, and the one that it died or hung in, if any.
+
+    The word of each is written before the next is begun.
+    """
+    told = [line.split("\t", 1) for line in text.splitlines()]
+    over = bool(told) and told[-1][1] == DONE
+    return ids[: len(told) + (not over)]
 
 
 def _read_all(reader: int) -> tuple[str, bool]:
@@ -97,19 +119,22 @@ def _words(ids: list[str], text: str, status: int, *, in_time: bool) -> dict[str
             words[name] = told[name]
         elif not in_time:
             words[name] = f"crashed: no answer in {SECONDS:.0f} s"
-        elif os.WIFSIGNALED(status) and len(ids) == 1 and os.WTERMSIG(status) in ANSWERS:
+        elif os.WIFSIGNALED(status) and (len(ids) == 1 or name in CHAIN) and os.WTERMSIG(status) in ANSWERS:
             words[name] = signal.Signals(os.WTERMSIG(status)).name
         else:
             words[name] = f"crashed: wait status {status}"
     return words
 
 
-def _try_all(ids: list[str], context: Context, writer: int) -> None:
+def _try_all(ids: list[str], context: Context, writer: int, *, chained: bool) -> None:
     try:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
         for name in ids:
-            os.write(writer, f"{name}\t{outcome(name, context)}\n".encode())
+            word = outcome(name, context)
+            os.write(writer, f"{name}\t{word}\n".encode())
+            if chained and word == DONE:
+                break
     finally:
         os._exit(0)
 
