@@ -18,6 +18,7 @@ from credgate.ledger.report import Status
 from credgate.ledger.verify import verify
 from credgate.runs import Run
 from credgate.secretvalue import Secret
+from credgate.workers import pool as workers_pool
 from credgate.workers.pool import Workers
 from rules.load import load_policy
 from tests.credgate.gateway_rig import DECOY, POLICY, SECRET, Client, Rig, Seen, echo, read_body, rig
@@ -320,6 +321,35 @@ def test_a_worker_that_dies_leaves_no_request_without_its_end(tmp_path: Path) ->
         await settle(r)
         row = pool(r).rows()[1]
         assert (row["requests"], r.gateway.processes()["workers_died"]) == (1, 1)
+
+    two(tmp_path, body)
+
+
+@pytest.mark.parametrize(("beat", "replaced"), [(0.1, True), (60.0, False)])
+def test_a_worker_that_is_stuck_is_replaced(
+    beat: float, replaced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers_pool, "BEAT", beat)
+
+    async def body(r: Rig) -> None:
+        before, open_one = worker_pid(r), await asked(r, "/ok/a")
+        await open_one.answer()
+        monkeypatch.setattr(workers_pool, "ANSWER", 0.3)
+        os.kill(before, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(20 if replaced else 1):
+                while not r.records("alarm"):
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            assert not replaced
+            os.kill(before, signal.SIGCONT)
+            return
+        assert replaced
+        monkeypatch.setattr(workers_pool, "ANSWER", 10.0)
+        async with asyncio.timeout(20):
+            while len(pool(r).rows()) < 2 or not pool(r)._live[1].up:
+                await asyncio.sleep(0.02)
+        assert (await (await at_worker(r)).get("/ok/a", host(r))).status == 200
 
     two(tmp_path, body)
 

@@ -292,3 +292,9 @@ def test_a_file_of_settings_that_others_could_write(tmp_path: Path) -> None:
     file.chmod(0o622)
     with pytest.raises(SettingsError, match="others could write it"):
         load_processes(file)
+
+
+def test_every_message_can_be_said_by_one_side() -> None:
+    daemons, workers = (set(of.__value__.__args__) for of in (m.FromDaemon, m.FromWorker))
+    assert daemons | workers == set(m.Message.__subclasses__())
+    assert daemons & workers == {m.Known}

@@ -26,7 +26,8 @@ _LENGTH = struct.Struct("<I")
 _MEMFD = _LENGTH.pack(0xFFFF_FFFF)  # the packet's last descriptor holds what it would have
 _PACKETS = 64  # read before others of the loop have their turn
 LATER = 0.005  # seconds
-PATIENCE = 5.0  # seconds that the other side may leave a full socket unread, or a question unanswered
+GONE = "it is gone"
+PATIENCE = 10.0  # seconds that the other side may leave a full socket unread, or a question unanswered
 
 
 class ChannelError(CredgateError):
@@ -193,7 +194,7 @@ class Channel:
             return False
         fds = _descriptors(ancillary)
         if not size:
-            self.end("it is gone")
+            self.end(GONE)
             return False
         data = memoryview(self._buffer)[:size]
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):

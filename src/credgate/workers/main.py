@@ -31,6 +31,7 @@ from credgate.runs import Listener, Run
 from credgate.startup import harden
 from credgate.workers import given
 from credgate.workers import messages as m
+from credgate.workers.channel import GONE
 from credgate.workers.knowing import SharedValues
 from credgate.workers.line import Line
 from credgate.workers.remote import RemoteJudge, records
@@ -194,6 +195,8 @@ class Process:
                 self._line.broken = LedgerError(message.code, message.detail, message.hint)
             case m.Given() | m.Noted() | m.Refused() | m.Stale() | m.Failed():
                 self._line.answered(message)
+            case m.Ping():
+                self._done(message)
             case m.Stop():
                 os._exit(0)
             case m.Setup():
@@ -237,9 +240,10 @@ class Process:
 
 
 def _leave(why: str) -> None:
-    """The daemon is gone, and every run with it."""
-    log.info("worker: the daemon: %s", why)
-    os._exit(0)
+    """The daemon is gone, and every run with it; or it said what is not understood."""
+    if why != GONE:
+        log.error("worker: the daemon: %s", why)
+    os._exit(0 if why == GONE else 1)
 
 
 def confine() -> None:

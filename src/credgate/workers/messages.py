@@ -117,6 +117,10 @@ class Failed(Message, tag="failed", frozen=True):
     hint: str
 
 
+class Ping(Message, tag="ping", frozen=True):
+    """Is anybody there?"""
+
+
 class Stop(Message, tag="stop", frozen=True):
     """Leave."""
 
@@ -196,7 +200,7 @@ class Alarm(Message, tag="alarm", frozen=True):
 
 
 type FromDaemon = (
-    Setup | Begin | Swap | State | Cut | End | Known | Broken | Given | Noted | Refused | Stale | Failed | Stop
+    Setup | Begin | Swap | State | Cut | End | Known | Broken | Given | Noted | Refused | Stale | Failed | Ping | Stop
 )
 type FromWorker = Ready | Done | Fetch | Claim | Record | Held | Counted | Alarm | Known
 

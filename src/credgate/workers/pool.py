@@ -1,6 +1,7 @@
 """The daemon's workers: started, given the live runs, told of what changes, started again when they die."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 START = 30.0  # seconds until a worker is ready
+BEAT = 10.0  # seconds between two looks at whether a worker is stuck
 ANSWER = 10.0  # seconds for an order; a worker that is slower is ended: it may serve what it should no longer
 _SHORT_PAUSE, _LAST_PAUSE = 0.05, 5.0  # seconds before the next start, doubled after each one that did not last
 _STABLE = 10.0  # seconds that a worker has to live for the pause to be short again
@@ -270,7 +272,7 @@ class Workers:
         """See that one is there until `stop`."""
         pause = _SHORT_PAUSE
         while True:
-            await worker.process.wait()
+            await _end_of(worker)
             self._lost(worker, told=True)
             while True:
                 lasted = time.monotonic() - worker.began > _STABLE
@@ -321,6 +323,19 @@ def _kept(keeper: "asyncio.Task[None]") -> None:
     error = None if keeper.cancelled() else keeper.exception()
     if error is not None:
         log.error("gateway: a worker is no longer looked after", exc_info=error)
+
+
+async def _end_of(worker: _Live) -> None:
+    """Wait for a process's end, and see now and then that it is not stuck: then its channel ends, and it is killed."""
+    while True:
+        try:
+            async with asyncio.timeout(BEAT):
+                await worker.process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ChannelError):
+                await worker.channel.ask(lambda ask: m.Ping(ask=ask), (), ANSWER)
+        else:
+            return
 
 
 async def _ready(worker: _Live) -> None:
