@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.agents.test_clis import ANSWER, ASK, HOME, LOOK
+from tests.agents.tmux import Screen
 from tests.e2e.site import BIN, PATH, Site
 from tests.targets.fixtures import https_target_at
 from tests.targets.login_target import ACCOUNT, FIRST
@@ -41,6 +42,7 @@ class Signed:
     hosts: tuple[str, ...]  # that of the API, then that of the token endpoint
     argv: tuple[str, ...]
     decoys: tuple[str, str]  # the variables: access, refresh
+    prompt: str  # on its screen once it may be typed at
     resume: tuple[str, ...]  # how the last session is gone on with
     sessions: str  # where they lie in a home
     expired: tuple[str, str]  # sed's words that make the jail's own token an expired one: file, expression
@@ -53,6 +55,7 @@ SIGNED = (
         login={"claudeAiOauth": {"accessToken": "real-access-0", "refreshToken": FIRST, "expiresAt": 1}},
         hosts=("api.anthropic.com", "platform.claude.com"),
         argv=("claude", "-p", "--dangerously-skip-permissions"),
+        prompt="shift+tab to cycle",
         resume=("claude", "-p", "--dangerously-skip-permissions", "-c"),
         sessions=".claude/projects/*/*.jsonl",
         decoys=("CLAUDE_LOGIN_TOKEN", "CLAUDE_LOGIN_REFRESH_TOKEN"),
@@ -64,6 +67,7 @@ SIGNED = (
         login={"auth_mode": "chatgpt", "tokens": {"refresh_token": FIRST, "account_id": ACCOUNT}},
         hosts=("chatgpt.com", "auth.openai.com"),
         argv=("codex", "exec", "--skip-git-repo-check"),
+        prompt="Ask Codex to do anything",
         resume=("codex", "exec", "--skip-git-repo-check", "resume", "--last"),
         sessions=".codex/sessions/*/*/*/*.jsonl",
         decoys=("CODEX_LOGIN_TOKEN", "CODEX_LOGIN_REFRESH_TOKEN"),
@@ -75,6 +79,7 @@ SIGNED = (
         login={"access_token": "real-access-0", "refresh_token": FIRST, "expiry_date": 1},
         hosts=("cloudcode-pa.googleapis.com", "oauth2.googleapis.com"),
         argv=("gemini", "--approval-mode", "yolo", "-p"),
+        prompt="Type your message",
         resume=("gemini", "--approval-mode", "yolo", "-r", "latest", "-p"),
         sessions=".gemini/tmp/*/chats/*.jsonl",
         decoys=("GEMINI_LOGIN_TOKEN", "GEMINI_LOGIN_REFRESH_TOKEN"),
@@ -175,6 +180,15 @@ def test_its_session_comes_back_and_the_next_jail_goes_on_with_it(ready: Site, s
     look = f"ls -R ~/{signed.sessions.split('/')[0]}; cat ~/{signed.sessions}"
     third = ready.run("sh", "-c", look, flags=["--workdir", elsewhere], cwd=elsewhere)
     assert ANSWER not in third.stdout and session.name not in third.stdout
+
+
+@pytest.mark.needs("tmux")
+def test_on_a_screen_it_asks_nothing_first_and_answers(ready: Site, signed: Signed, api: Target) -> None:
+    run = [BIN / "credgate", "run", "-q", "--policy", ready.home / "policy/policy.toml", "--", signed.name]
+    with Screen(ready, run) as screen:
+        screen.until(signed.prompt)
+        screen.type("say a word")
+        screen.until(ANSWER)
 
 
 def test_copilot_by_a_token_of_githubs(site: Site, target_state: Path, authority: Authority) -> None:
