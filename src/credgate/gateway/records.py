@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _MOST_FORMS = 1024
 _OWN_WORDS = ("method", "path", "query_names")  # of an intent, what differs from one request to the next
 _COUNTED = ("ids", "intent_seq", "ms", "req_bytes", "resp_bytes", "status")  # likewise of an outcome
+_PLAIN_OUTCOME = frozenset({"run", "pin", *_COUNTED})
 logger = logging.getLogger(__name__)
 
 # Refusals that mean more than a wrong request: something in the jail tries what it was lent where it does not belong.
@@ -89,14 +90,38 @@ class Records:
         key = (state.run.proof, _pin(exchange), "" if exchange.target is None else exchange.target.note)
         if sent.form is None or sent.form[0] != key:
             fields = self.intent_fields(state, exchange, tuple(sent.names), tuple(sent.names.values()))
-            own = clean_fields("intent", {name: fields.pop(name) for name in _OWN_WORDS})
-            words = {name: fragment(name, own[name]) if name in own else b"" for name in _OWN_WORDS}
-            sent.form = (key, self._form("intent", fields, (*_OWN_WORDS, "ids", "ua_tag")), words)
+            sent.form = (key, *self._split("intent", fields, _OWN_WORDS, ("ids", "ua_tag")))
         return sent.form[1:]
+
+    def claimed(self, fields: Mapping[str, object], marks: Marks, *, held: bool) -> int:
+        """As intent, of a request that another process of the gateway sends; `fields` as intent_fields gives them.
+
+        Raises TypeError for a field that no intent has.
+        """
+        if self._forms is None:
+            raise RuntimeError("a ledger of another process")
+        form, words = self._split("intent", fields, _OWN_WORDS, ("ids", "ua_tag"))
+        return self._forms.put(form, lambda seq: {**words, **_numbered(marks, seq)}, held=held)
+
+    def told(self, ev: str, fields: Mapping[str, object]) -> int:
+        """A line of another process of the gateway; most are outcomes of requests that went as they should."""
+        if self._forms is None or ev != "outcome" or not fields.keys() <= _PLAIN_OUTCOME:
+            return self.ledger.append(ev, **fields)
+        form, words = self._split(ev, fields, _COUNTED)
+        return self._forms.put(form, lambda _seq: words)
+
+    def _split(
+        self, ev: str, fields: Mapping[str, object], own: tuple[str, ...], more: tuple[str, ...] = ()
+    ) -> tuple[Form, Mapping[str, bytes]]:
+        """The form that lines of one kind share, and the words of this one."""
+        cleaned = clean_fields(ev, {name: fields[name] for name in own if name in fields})
+        words = {name: fragment(name, cleaned[name]) if name in cleaned else b"" for name in own}
+        shared = {name: value for name, value in fields.items() if name not in own}
+        return self._form(ev, shared, (*own, *more)), words
 
     def _form(self, ev: str, fields: Mapping[str, object], holes: tuple[str, ...]) -> Form:
         """The form of lines with these fields, made once."""
-        key = (ev, *fields.values())
+        key = (ev, *fields.items())
         form = self._known_forms.get(key)
         if form is None:
             if len(self._known_forms) >= _MOST_FORMS:

@@ -159,13 +159,12 @@ class Desk:
                 denied.reason.value, denied.message, denied.status, denied.rule, denied.hint, ask=claim.ask
             )
         marks = _marks(run, claim.marks)
-        ledger = self.judge.records.ledger
-        seq = ledger.append("intent", lambda seq: {"ua_tag": marks.ua_tag(seq), "ids": marks.ids(seq)}, **claim.fields)
+        seq = self.judge.records.claimed(claim.fields, marks, held=bool(claim.bindings))
         self.open[seq] = run.id
         self.requests += 1
         run.allowed += 1
         if claim.bindings:
-            await ledger.durable(seq)
+            await self.judge.records.ledger.durable(seq)
         return m.Noted(seq, ask=claim.ask)
 
     def _spent(self, run: Run, claim: m.Claim) -> Deny | None:
@@ -191,7 +190,7 @@ class Desk:
             self._run(str(fields.get("run")))
         if isinstance(seq, int) and self.open.get(seq) != fields["run"]:
             raise Unfit(f"an outcome of line {seq}, which is not open")
-        self.judge.records.ledger.append(record.ev, **fields)
+        self.judge.records.told(record.ev, fields)
         if isinstance(seq, int):
             del self.open[seq]
         elif "count" in fields:
