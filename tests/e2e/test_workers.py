@@ -25,8 +25,14 @@ def link():
 def ask(sock):
     try:
         sock.sendall(b"GET /private/x HTTP/1.1\\r\\nHost: HOST\\r\\n\\r\\n")
-        return sock.recv(65536).split(b" ")[1].decode()
-    except (OSError, IndexError):
+        said = b""
+        while not said.endswith(b"welcome\\n"):
+            more = sock.recv(65536)
+            if not more:
+                return "gone"
+            said += more
+        return said.split(b" ")[1].decode()
+    except OSError:
         return "gone"
 links = [link() for _ in range(8)]
 for line in sys.stdin:
