@@ -7,9 +7,9 @@ end.
 """
 
 import errno
+import gc
 import os
 import select
-import selectors
 import signal
 import socket
 import sys
@@ -282,9 +282,7 @@ def main(arguments: list[str]) -> int:
         return 2
     with socket.socket(fileno=int(arguments[0])) as control:
         control.set_inheritable(False)
-        # pyroute2 makes loops of its own in the holders. Epoll's watches are counted per user of the host, and a jail
-        # can use them all up; poll(2) needs none.
-        selectors.DefaultSelector = selectors.PollSelector  # type: ignore[misc, assignment]
+        gc.freeze()  # a collection in a holder would write to, and so copy, every page that holds an object
         try:
             Keeper(control).serve()
         except JailError as error:

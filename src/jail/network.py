@@ -3,7 +3,6 @@
 Gate namespace G and jail namespace J are joined by one veth pair with one /32 at each end, and J's only route leads
 to G's address. Nothing forwards, nothing is translated; IPv6 is off before a link is up, since a link-local address
 would otherwise appear some two seconds later, once duplicate address detection is through.
-pyroute2 is imported here alone (210 ms): in the keeper, never on the path of a run.
 """
 
 import os
@@ -12,10 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-
-from jail import netdump
+from jail import netchange, netdump
 from jail.berthfacts import GATE, INSIDE, IPV4, Side, expected_settings
 from jail.errors import JailError
 
@@ -39,22 +35,17 @@ def harden() -> None:
 
 def connect(gate: int) -> None:
     """In J: make the pair, jail0 here and gw0 in the namespace behind `gate`; raises JailError."""
-    with IPRoute() as route:
-        _ask("veth", lambda: route.link("add", ifname=INSIDE.link, kind="veth", peer=_peer(gate)))
+    _ask("veth", lambda: netchange.add_pair(INSIDE.link, GATE.link, gate))
 
 
 def bring_up(side: Side) -> None:
     """Give this namespace's end its address and its one route; raises JailError."""
     _harden_link(side.link)
-    with IPRoute() as route:
-        found = _ask("veth", lambda: route.link_lookup(ifname=side.link))
-        if len(found) != 1:
-            raise JailError("berth_veth", f"got {len(found)} links named {side.link}, expected 1")
-        index = found[0]
-        _ask("address", lambda: route.addr("add", index=index, address=side.address, prefixlen=32))
-        _ask("link", lambda: route.link("set", index=index, state="up"))
-        _ask("link", lambda: route.link("set", index=1, state="up"))  # lo has index 1 in every namespace
-        _ask("route", lambda: route.route("add", dst=f"{side.peer}/32", oif=index, scope="link"))
+    index = _ask("veth", lambda: socket.if_nametoindex(side.link))
+    _ask("address", lambda: netchange.add_address(index, side.address))
+    _ask("link", lambda: netchange.set_up(index))
+    _ask("link", lambda: netchange.set_up(1))  # lo has index 1 in every namespace
+    _ask("route", lambda: netchange.add_route(index, side.peer))
 
 
 def listen(port: int) -> socket.socket:
@@ -91,10 +82,6 @@ def facts(side: Side) -> Json:
     return netdump.facts() | {"sysctl": {path: _read(path) for path in expected_settings(side.link)}}
 
 
-def _peer(gate: int) -> Json:
-    return {"ifname": GATE.link, "net_ns_fd": gate}
-
-
 def _harden_link(link: str) -> None:
     for name, value in IPV4.items():
         _write(f"ipv4/conf/{link}/{name}", value)
@@ -129,8 +116,6 @@ def _read(path: str) -> str | None:
 def _ask[T](step: str, call: Callable[[], T]) -> T:
     try:
         return call()
-    except NetlinkError as error:
-        hint = "the kernel needs veth (modprobe veth)" if step == "veth" else ""
-        raise JailError(f"berth_{step}", f"netlink: {os.strerror(error.code)}", hint, error.code) from error
     except OSError as error:
-        raise JailError(f"berth_{step}", f"netlink: {error}", "", error.errno or 0) from error
+        hint = "the kernel needs veth (modprobe veth)" if step == "veth" else ""
+        raise JailError(f"berth_{step}", f"netlink: {error.strerror}", hint, error.errno or 0) from error
