@@ -273,6 +273,31 @@ def test_a_proxy_variable_of_the_daemon_means_nothing(tmp_path: Path, monkeypatc
     asyncio.run(main())
 
 
+class Below(asyncio.Transport):
+    """A transport that is only asked to go."""
+
+    aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_a_connection_that_is_cut_before_it_is_there(tmp_path: Path) -> None:
+    """Between the accept and the protocol's first call the loop may do something else: revoke, for one."""
+
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            instance = r.gateway._instances["run-1"][0]
+            pipe, below = instance._accept(), Below()
+            assert r.gateway.cut("run-1", "revoked") == 1
+            pipe.connection_made(below)
+            assert below.aborted
+            pipe.connection_lost(None)
+            assert not instance.handlers
+
+    asyncio.run(main())
+
+
 async def engine(r: Rig) -> Any:
     """The handler of a connection in HTTP/2, which has carried one request."""
     client = await r.tunnel("h2.good.test", alpn=("h2", "http/1.1"))

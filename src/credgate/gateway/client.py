@@ -12,6 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from credgate.gateway import waiting
+from credgate.gateway.deadline import Deadline
 from credgate.gateway.dial import Dialler
 from credgate.gateway.ending import Ending, where
 from credgate.gateway.exchange import ClientState, Key
@@ -57,7 +58,7 @@ class Client(Ending):
         self._door, self._hooks = door, hooks
         self._loop = asyncio.get_running_loop()
         self._lane: Lane | None = Lane(self, outer=True) if state.listener.proxy else None
-        self._progress: asyncio.TimerHandle | None = None
+        self._progress = Deadline()
         self._judging: set[asyncio.Task[None]] = set()
         self._is_lost = False
         self._moved = self._loop.time()
@@ -123,7 +124,7 @@ class Client(Ending):
         """The socket is closed: so are the exchanges that were on their way."""
         self._is_lost = True
         self._watch.cancel()
-        self._progressed()
+        self._progress.stop()
         if not self._judging:
             self._settle()
 
@@ -187,6 +188,7 @@ class Client(Ending):
         """Leave the connection to mitmproxy's layers, from these bytes on."""
         self._lane = None
         self._watch.cancel()
+        self._progress.stop()
         self._door.hand_over(self, data)
 
     def handed_back(self) -> None:
@@ -309,13 +311,10 @@ class Client(Ending):
 
     def _expect_progress(self) -> None:
         """End the connection unless `_progressed` is called in time."""
-        self._progressed()
-        self._progress = self._loop.call_later(self.steps.timeouts.tls, self.kill)
+        self._progress.later(self.steps.timeouts.tls, self.kill)
 
     def _progressed(self) -> None:
-        if self._progress is not None:
-            self._progress.cancel()
-            self._progress = None
+        self._progress.cancel()
 
     def _look(self) -> None:
         """End it where nothing has moved for the idle time; else look again when that could be so."""

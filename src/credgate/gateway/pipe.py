@@ -53,6 +53,7 @@ class Pipe(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_incoming",
+        "_made",
         "_outgoing",
         "_paused",
         "_tls",
@@ -75,6 +76,7 @@ class Pipe(asyncio.BufferedProtocol):
         self.full = False  # sending is behind
         self.keeps: object = None  # what must live as long as this does
         self._transport: asyncio.Transport
+        self._made = False  # the transport is there
         self._tls: ssl.SSLObject | None = None
         self._incoming: ssl.MemoryBIO
         self._outgoing: ssl.MemoryBIO
@@ -84,7 +86,10 @@ class Pipe(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a socket that is connected."""
-        self._transport = cast("asyncio.Transport", transport)
+        self._transport, self._made = cast("asyncio.Transport", transport), True
+        if self.closing:  # its run ended between the accept and this
+            self._transport.abort()
+            return
         sock = transport.get_extra_info("socket")
         # Accepted sockets inherit the listener's protocol number; where it is 0 asyncio leaves Nagle on.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -237,6 +242,9 @@ class Pipe(asyncio.BufferedProtocol):
         """Send what waits, and close. `notify`: with the proper end of TLS."""
         if self.closing:
             return
+        if not self._made:
+            self.closing = True
+            return
         if notify and self.secure and self._tls is not None:
             with suppress(ssl.SSLError):  # the other side's own end is not there yet, nor waited for
                 self._tls.unwrap()
@@ -249,6 +257,8 @@ class Pipe(asyncio.BufferedProtocol):
     def reset(self) -> None:
         """End it at once by RST: a FIN would be the proper end of a body without length."""
         self.closing = True
+        if not self._made:
+            return
         sock = self._transport.get_extra_info("socket")
         if sock is not None and sock.fileno() >= 0:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
