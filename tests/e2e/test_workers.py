@@ -83,7 +83,10 @@ def test_a_run_goes_on_when_a_worker_is_killed(https_target: Target, ordinary_us
         intents = {line["seq"] for line in site.ledger(ev="intent")}
         assert intents == {line["intent_seq"] for line in site.ledger(ev="outcome")}
         assert site.credgate("log", "verify").returncode == 0
-        assert Path(f"/proc/{workers(site)[1]['pid']}").exists()
+        daemon, worker = (row["pid"] for row in workers(site))
+        assert Path(f"/proc/{worker}").exists()
+        os.kill(daemon, signal.SIGKILL)
+        wait_for(lambda: not Path(f"/proc/{worker}").exists(), "the worker leaves with the daemon")
     finally:
         site.close()
 
