@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from credgate import exitreport
 from credgate.copies import CopyEnd
 from credgate.evidence import Evidence
-from credgate.parts import Ending, record_end
+from credgate.parts import Ending, record_end, together
 from credgate.peer import wake
 from credgate.policyfile import Origin
 from credgate.refusedsummary import Summary, summary_of
@@ -37,8 +37,8 @@ async def close(session: "Session", ending: Ending) -> None:
         ending.reason = session.limits.reason(ending.status, ending.reason)
     with session.going_on("remove the control group"):
         await asyncio.to_thread(session.limits.close)
-    await _nothing_listens(session)
-    seen = await session.evidence(ending)
+    # It is dead: what the kernel counted of it changes no more.
+    _, seen = await together(_nothing_listens(session), session.evidence(ending))
     with session.going_on("remove what was made in the work tree"):
         session.parts.reserved.drop(session.run.id)
     left = await _remains(session)

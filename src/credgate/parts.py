@@ -1,8 +1,10 @@
 """What sessions are made of and what they say: the daemon's parts, how a jail ended, the words of a refusal."""
 
+import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from credgate.copies import Copies
 from credgate.errors import CredgateError
@@ -104,3 +106,13 @@ def failure(body: fdpass.Json) -> Refusal:
     status = body.get("status", REFUSED)
     exit_status = status if isinstance(status, int) else REFUSED
     return Refusal(str(body.get("code")), str(body.get("detail")), str(body.get("hint", "")), exit_status)
+
+
+async def together[A, B](one: Coroutine[Any, Any, A], other: Coroutine[Any, Any, B]) -> tuple[A, B]:
+    """Both results; a failure is raised as itself, once the other has ended too."""
+    done = await asyncio.gather(one, other, return_exceptions=True)
+    for result in done:
+        if isinstance(result, BaseException):
+            raise result
+    first, second = done
+    return first, second

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from credgate import hostlimits, proof
@@ -21,7 +21,7 @@ from credgate.evidence import Evidence
 from credgate.lastresort import LastResort
 from credgate.limits import RunLimits
 from credgate.mountwatch import MountWatch
-from credgate.parts import REFUSED, Ending, Parts, Refusal, channel, failure, refused
+from credgate.parts import REFUSED, Ending, Parts, Refusal, channel, failure, refused, together
 from credgate.peer import Peer
 from credgate.policyfile import Effective
 from credgate.protect import banner
@@ -128,8 +128,7 @@ class Session:
 
     async def stand(self) -> None:
         """Build the jail and have its guards shown; nothing of it is recorded yet. Raises Refusal and others."""
-        await self.serve()
-        await self.hand_over()
+        await together(self.serve(), self.hand_over())  # the jail asks for nothing before "go"
         shown, self.mounts = await self.read_back()
         self.rows = await self.try_guards(shown)
         wrong = against(self.rows, shown.groups)
@@ -373,16 +372,6 @@ class Session:
             counters = await asyncio.to_thread(self.parts.keeper.counters, self.berth.id)
         kills = None if ending is None else ending.filter_kills
         return Evidence(off_route=off_route, counters=counters, filter_kills=kills)
-
-
-async def together[A, B](one: Coroutine[Any, Any, A], other: Coroutine[Any, Any, B]) -> tuple[A, B]:
-    """Both results; a failure is raised as itself, once the other has ended too."""
-    done = await asyncio.gather(one, other, return_exceptions=True)
-    for result in done:
-        if isinstance(result, BaseException):
-            raise result
-    first, second = done
-    return first, second
 
 
 def _devices(pid: int) -> tuple[int, int]:
