@@ -112,11 +112,11 @@ class Client(Ending):
         except Exception as error:  # noqa: BLE001 - as in received
             self.failed(error)
 
-    def crowded(self, _pipe: Pipe, _full: bool) -> None:
+    def crowded(self, _pipe: Pipe, full: bool) -> None:
         """Sending to the client is behind, or to its target, or no longer so."""
         try:
             if self._lane is not None:
-                self._lane.crowded()
+                self._lane.crowded(full)
         except Exception as error:  # noqa: BLE001 - as in received
             self.failed(error)
 

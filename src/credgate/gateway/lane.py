@@ -47,6 +47,7 @@ class Lane(TargetSide):
         self._asked: _Asked | None = None  # the last head
         self._judging = False
         self._gone = False  # the client left while its request was judged
+        self._yields = False  # a request in the buffer waits for the loop's next turn
 
     # -- what comes ---------------------------------------------------------------------------------------------------
 
@@ -81,9 +82,12 @@ class Lane(TargetSide):
         self.look_at(link)
         self._go_on()
 
-    def crowded(self) -> None:
+    def crowded(self, full: bool) -> None:
         """Sending is behind on one side, or no longer so."""
-        self._flow()
+        if full:  # told in the middle of a write: nothing is begun here
+            self._flow()
+        else:
+            self._go_on()
 
     def killed(self) -> None:
         """The connection ends, with nothing more sent on either side."""
@@ -104,7 +108,8 @@ class Lane(TargetSide):
     def _go_on(self) -> None:
         if self._turn is None:
             self._next()
-        if len(self._buffer) > MAX_AHEAD and not self._judging and (self._turn is None or self._turn.request_done):
+        ahead = self._turn.request_done if self._turn is not None else not self._is_held
+        if len(self._buffer) > MAX_AHEAD and not self._judging and ahead:
             self._cut_off("too many bytes ahead")
         self._flow()
 
@@ -113,11 +118,16 @@ class Lane(TargetSide):
         while the other one is behind.
         """
         turn, link = self._turn, self._link
-        waits = self._judging or (turn is not None and not (turn.head_sent or turn.collecting))
+        waits = self._judging or (not (turn.head_sent or turn.collecting) if turn is not None else self._is_held)
         behind = link is not None and turn is not None and link.is_full and not turn.request_done
         self._pipe.pause(bool(waits and self._buffer) or behind)
         if link is not None:
             link.pause(self._pipe.full)
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether no request is begun: the client takes no answers, or the other connections have their turn first."""
+        return self._yields or self._pipe.full
 
     def _cut_off(self, detail: str) -> None:
         """The client is gone, or has to go: its exchange ends with it."""
@@ -131,8 +141,10 @@ class Lane(TargetSide):
     # -- the request ------------------------------------------------------------------------------------------------
 
     def _next(self) -> None:
-        """Take what requests there are in the buffer, one after the other."""
-        while self._buffer and self._turn is None and not (self._judging or self._over or self._lingering):
+        """Take the request that is next in the buffer. A refusal is spoken at once, and the one behind it waits for the
+        loop's next turn: thousands of them fit in one read.
+        """
+        if self._buffer and not (self._is_held or self._judging or self._over or self._lingering):
             if not self._seen and self._buffer.startswith(b"\r\n"):  # RFC 9112 2.2: an empty line ahead is nothing
                 self._buffer = self._buffer[2:]
             try:
@@ -156,6 +168,13 @@ class Lane(TargetSide):
                 return
             self._buffer = self._buffer[len(asked.raw) :]
             self._arrive(asked)
+            if self._buffer and self._turn is None and not (self._judging or self._over):
+                self._yields = True
+                self._client.later(0, self._resumes)
+
+    def _resumes(self) -> None:
+        self._yields = False
+        self._go_on()
 
     def _take(self) -> "_Asked | None":
         """The head that is next, None where it is not whole. A client repeats itself: the same bytes are the same head.
