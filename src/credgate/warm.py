@@ -137,7 +137,8 @@ class Pool:
         """Whether the jail is as one made now would be, but for its command; if so, it gets that."""
         if session.mounts is None or not session.mounts.same() or select.select([session.pidfd], [], [], 0)[0]:
             return False
-        if session.chosen.policy.sha256 != wanted.chosen.policy.sha256:
+        # Not by the file's digest: a ceiling above it may have changed, and what a run may do is what it was made with.
+        if not session.chosen.policy == session.run.policy == wanted.chosen.policy:
             return False
         spec, look = await computed_again(session, wanted.asked, wanted.chosen)
         # What was missing in the tree is there now: the jail itself made it, and takes it away at its end.

@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast
 
 READ = 256 << 10  # bytes read from a socket at once
 FLUSH = 30.0  # seconds for what is still to be sent when a connection is closed
+OWN = 64 << 10  # bytes that TLS itself may say behind the handshake: answers to key updates and refused renegotiations
 _RECORD = 17 << 10  # bytes: more than one of TLS holds
 _PLAIN_ROOM = READ + _RECORD
 _NO_LINGER = struct.pack("ii", 1, 0)  # socket(7): close then discards what is queued and sends RST
@@ -55,6 +56,7 @@ class Pipe(asyncio.BufferedProtocol):
         "_incoming",
         "_made",
         "_outgoing",
+        "_own",
         "_paused",
         "_tls",
         "_transport",
@@ -81,6 +83,7 @@ class Pipe(asyncio.BufferedProtocol):
         self._incoming: ssl.MemoryBIO
         self._outgoing: ssl.MemoryBIO
         self._paused = False
+        self._own = 0
 
     # -- what asyncio calls -------------------------------------------------------------------------------------------
 
@@ -169,6 +172,10 @@ class Pipe(asyncio.BufferedProtocol):
         over = False
         while self._incoming.pending and not over and not (self.closing or self.ended):
             data, over = self._decrypted()
+            if self._outgoing.pending:  # a flood of them: it would wait here for who reads nothing
+                self._own += self._outgoing.pending
+                if self._own > OWN:
+                    self.broken = over = True
             if data:
                 self.end.received(self, data)
         if not self.closing:
