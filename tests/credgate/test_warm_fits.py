@@ -12,8 +12,17 @@ from credgate import warm
 from rules.load import load_policy
 from rules.policy import Policy
 
-TEXT = b'version = 1\n[endpoint.a]\nhost = "a.test"\n[[endpoint.a.allow]]\nid = "all"\nmethods = ["GET"]\npaths = ["/**"]\n'
-ROLE = b'[role.dev]\nendpoints = ["a"]\n'
+TEXT = b"""
+version = 1
+[endpoint.a]
+host = "a.test"
+[[endpoint.a.allow]]
+id = "all"
+methods = ["GET"]
+paths = ["/**"]
+[role.dev]
+endpoints = ["a"]
+"""
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,7 @@ class Protected:
 
 
 def loaded() -> Policy:
-    return load_policy(TEXT + ROLE, packs={}, base_dir="/")
+    return load_policy(TEXT, packs={}, base_dir="/")
 
 
 def fits(made: Policy, now: Policy, monkeypatch: pytest.MonkeyPatch) -> bool:
