@@ -168,9 +168,13 @@ class Lane(TargetSide):
                 return
             self._buffer = self._buffer[len(asked.raw) :]
             self._arrive(asked)
-            if self._buffer and self._turn is None and not (self._judging or self._over):
-                self._yields = True
-                self._client.later(0, self._resumes)
+            self._give_way()
+
+    def _give_way(self) -> None:
+        """Where another request waits, and none is on its way, go on in the loop's next turn."""
+        if self._buffer and self._turn is None and not (self._judging or self._over):
+            self._yields = True
+            self._client.later(0, self._resumes)
 
     def _resumes(self) -> None:
         self._yields = False
