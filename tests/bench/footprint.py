@@ -1,6 +1,7 @@
 """Memory (PSS: shared pages by their share) of all our processes while nothing happens, and of a further run."""
 
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -11,6 +12,7 @@ from tests.e2e.site import Site
 
 ROUNDS, RUNS = 5, 5
 MEGA = 1e6
+SETTLED = 1.0  # seconds: the holder of a berth is ended after the launcher has returned, and the next one is made
 
 
 @contextmanager
@@ -29,8 +31,7 @@ def run(of: Site) -> Iterator[int]:
 
 def ours(gateway: int, launchers: list[int]) -> float:
     """MB of PSS of the daemon's processes and of each run's, without the workload."""
-    around = [pid for launcher in launchers for pid in kernel.tree(launcher) if kernel.children(pid)]
-    return sum(kernel.memory(pid, "Pss") for pid in {*kernel.tree(gateway), *around}) / MEGA
+    return sum(kernel.memory(pid, "Pss") for pid in [*kernel.ours(gateway), *launchers]) / MEGA
 
 
 def measure() -> list[Row | Absent]:
@@ -41,6 +42,7 @@ def measure() -> list[Row | Absent]:
             gateway = daemon(place)
             with run(place):
                 pass
+            time.sleep(SETTLED)
             idle.append(ours(gateway, []))
             launchers = [stack.enter_context(run(place))]
             one = ours(gateway, launchers)

@@ -32,6 +32,14 @@ def tree(pid: int) -> list[int]:
     return [pid, *(below for child in children(pid) for below in tree(child))]
 
 
+def ours(daemon: int, depth: int = 3) -> list[int]:
+    """A daemon, its helpers, and of each jail the waiter and pid 1 (daemon, starter, waiter, pid 1).
+
+    The commands of the jails are below those, and not ours.
+    """
+    return [daemon, *(below for child in children(daemon) if depth for below in ours(child, depth - 1))]
+
+
 def pin(pids: Iterable[int], core: int) -> None:
     """Every thread of each process to one core; those they start later are there too."""
     for pid in pids:

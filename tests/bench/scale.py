@@ -26,9 +26,9 @@ def jails() -> list[Row]:
         launchers = [stack.enter_context(run(place))]  # what the first run has loaded is no jail's
         memory = ours(gateway, launchers)
         for step in STEPS:
-            more, began = step - len(launchers), kernel.cpu(kernel.tree(gateway))
+            more, began = step - len(launchers), kernel.cpu(kernel.ours(gateway))
             launchers += [stack.enter_context(run(place)) for _ in range(more)]
-            took.append((kernel.cpu(kernel.tree(gateway)) - began) / more * KILO)
+            took.append((kernel.cpu(kernel.ours(gateway)) - began) / more * KILO)
             before, memory = memory, ours(gateway, launchers)
             grown.append((memory - before) / more)
         began = kernel.cpu_of(gateway)

@@ -151,10 +151,9 @@ def credgate(port: int, ca: Path, address: str = "127.0.0.1", workers: int = 1) 
         with client(argv, env=place.environment(), cwd=place.work) as asking:
             made = Contestant(name="credgate", client=asking)
             made.ask("requests 1 1")
-            gateway = kernel.tree(pid)
+            gateway = kernel.ours(pid)
             kernel.pin(gateway, PROXY_CORE)
-            around = [pid for pid in kernel.tree(asking.pid) if kernel.children(pid)]  # all but the client itself
-            made.pids = [*gateway, *around]
+            made.pids = [*gateway, asking.pid]  # and the launcher
             yield made
 
 
