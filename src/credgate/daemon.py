@@ -320,7 +320,7 @@ async def _serve(daemon: Daemon, events: ResolverEvents, ready: int) -> None:
 async def _warm(stand: StandProcess) -> None:
     """Run the cheap controls before the first run asks for them; what fails here is said to that run."""
     with contextlib.suppress(CredgateError):
-        await asyncio.to_thread(stand.controls, needed(per_run=True), limits_of(Limits()))
+        await asyncio.to_thread(stand.controls, needed(per_run=True, copy=True), limits_of(Limits()))
 
 
 def main(arguments: list[str]) -> int:

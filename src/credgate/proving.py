@@ -25,6 +25,7 @@ from credgate.prepare import Asked, PrepareError
 from credgate.proof import Shown
 from credgate.session import Session
 from credgate.stand import BURST, StandProcess, limits_of, survivors, words
+from credgate.trying import tried
 from jail.errors import JailError
 from jail.guards import BY_ID, Guard, needed
 from jail.plan import Tree
@@ -32,6 +33,7 @@ from jail.probes import DONE
 from jail.verdict import Row, State, judge
 from resolver.errors import ResolverError
 from rules.load import load_policy
+from rules.policy import Workdir
 
 # What is asked of a role without a policy: nothing reachable, nothing writable, small limits.
 STRICTEST = b"""version = 1
@@ -156,7 +158,8 @@ class _Proving:
 
     async def run(self) -> tuple[Shown, tuple[Row, ...]]:
         """The read-back of the tried jail, and a row for each guard."""
-        guards = needed(per_run=False, switches=frozenset(self.role.switches()))
+        copy = self.role.workdir is Workdir.COPY
+        guards = needed(per_run=False, switches=frozenset(self.role.switches()), copy=copy)
         limits = limits_of(self.role.limits)
         failed: list[BaseException] = []
         try:
@@ -226,6 +229,4 @@ class _Proving:
 
     async def _try(self, session: Session) -> tuple[Shown, dict[str, str]]:
         shown, _ = await self._start(session)
-        await session.work.send({"op": "probe"})
-        tried = await session.expect(session.work, "probed")
-        return shown, words(tried.body.get("words"))
+        return shown, await tried(session)

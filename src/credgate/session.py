@@ -26,9 +26,10 @@ from credgate.peer import Peer
 from credgate.policyfile import Effective
 from credgate.protect import banner
 from credgate.runs import Listener, Run
-from credgate.stand import inside, limits_of, words
+from credgate.stand import inside, limits_of
 from credgate.standin import Borrowed
 from credgate.treelook import TreeLook
+from credgate.trying import tried
 from credgate.watching import until_exit
 from jail import fdpass
 from jail.errors import JailError
@@ -76,7 +77,7 @@ class Session:
         self.namespace = 0  # inode of the jail's pid namespace
         self.devices = (0, 0)  # of the jail's /proc and /dev/pts
         self.ready = False
-        self.guards = needed(per_run=True, switches=frozenset(self.switches()))
+        self.guards = needed(per_run=True, switches=frozenset(self.switches()), copy=spec.overlay is not None)
         self.probing: Context = {}  # what attempts of this jail are told beyond the stand's context
         self.tried = 0  # addresses without a route that our own attempts asked for
         self.children: Children | None = None
@@ -266,11 +267,10 @@ class Session:
 
     async def try_guards(self, shown: proof.Shown) -> tuple[Row, ...]:
         """Have the workload try what each guard forbids, and judge that beside the controls."""
-        await self.work.send({"op": "probe"})
-        tried = await self.expect(self.work, "probed")
+        told = await tried(self)
         control = await asyncio.to_thread(self.parts.stand.controls, self.guards, limits_of(self.run.role_rule.limits))
         self.tried = self.berth.off_route()
-        return judge(self.guards, shown.groups, words(tried.body.get("words")), control)
+        return judge(self.guards, shown.groups, told, control)
 
     def switches(self) -> tuple[str, ...]:
         """What the role opened."""

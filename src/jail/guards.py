@@ -26,6 +26,7 @@ class Guard:
     readback: groups of the daemon's own read-back that it stands on; empty where the kernel shows nothing (Landlock).
     refused: the words of the attempt inside that count as refused; any other shows nothing. closed: the words of the
     control that mean "closed by host". per_run: tried before every exec. unless: the switch of a role that opens it.
+    copy: of runs on a copy of their work tree alone.
     """
 
     id: str
@@ -36,6 +37,7 @@ class Guard:
     where: Where = Where.HOST
     per_run: bool = False
     unless: str = ""
+    copy: bool = False
 
 
 # Groups of the read-back; `credgate.proof` fills each.
@@ -70,6 +72,7 @@ def _guard(
         where=Where.LAB if lab else Where.HOST,
         per_run=name in _PER_RUN,
         unless=unless,
+        copy=name in _OF_COPIES,
     )
 
 
@@ -86,6 +89,7 @@ _PER_RUN = frozenset(
         "island_write",
         "island_rename",
         "hidden_read",
+        "copy_write",
         "own_ledger",
         "own_ca_key",
         "own_socket",
@@ -128,6 +132,9 @@ _PER_RUN = frozenset(
     ]
 )
 
+_OF_COPIES = frozenset(["copy_write"])
+COPIED = "copied"  # a word that the daemon alone gives: it saw the write in the copy, and not in the host's tree
+
 _UNBOUND = "not bound into the root"
 _READ_ONLY = "read-only mounts, Landlock"
 _FILTER = "seccomp"
@@ -156,6 +163,7 @@ GUARDS: tuple[Guard, ...] = (
     _guard("island_rename", "each directory on the way is a mount point", "mounts", "EBUSY EROFS"),
     _guard("hidden_read", "an empty file of mode 0 over each, read-only", "mounts", "EACCES"),
     _guard("hidden_write", "likewise: a mount point can't be moved", "mounts", "EBUSY EROFS EACCES"),
+    _guard("copy_write", "overlayfs: the host's work tree is its lower layer", "mounts", COPIED),
     _guard("own_policy", _UNBOUND, "mounts namespaces", "ENOENT"),
     _guard("own_ledger", _UNBOUND, "mounts namespaces", "ENOENT"),
     _guard("own_ca_key", _UNBOUND, "mounts namespaces", "ENOENT"),
@@ -244,6 +252,9 @@ GUARDS: tuple[Guard, ...] = (
 BY_ID = {guard.id: guard for guard in GUARDS}
 
 
-def needed(*, per_run: bool, switches: frozenset[str] = frozenset()) -> tuple[Guard, ...]:
-    """The guards of a run: all of them, or those before every exec, less those that the role's switches open."""
-    return tuple(g for g in GUARDS if (g.per_run or not per_run) and g.unless not in switches)
+def needed(*, per_run: bool, switches: frozenset[str] = frozenset(), copy: bool = False) -> tuple[Guard, ...]:
+    """The guards of a run: all of them, or those before every exec, less those that the role's switches open, and less
+    those of a copy where the run has none.
+    """
+    here = (g for g in GUARDS if copy or not g.copy)
+    return tuple(g for g in here if (g.per_run or not per_run) and g.unless not in switches)

@@ -15,7 +15,7 @@ import sys
 from jail import fdpass, terminal
 from jail.errors import JailError
 from jail.plantypes import Plan
-from jail.probes import Context, attempts, neighbour
+from jail.probes import Context, attempts, files, neighbour
 from jail.syscalls import prctl, syscall
 
 PR_SET_DUMPABLE = 4
@@ -57,6 +57,9 @@ def until_go(plan: Plan, channel: socket.socket) -> None:
         match message.body.get("op"):
             case "probe":
                 fdpass.send(channel, {"ev": "probed", "words": {**_tried(probes["guards"], context)}})
+            case "clear":  # the daemon has looked for what an attempt left
+                files.copy_clear(context)
+                fdpass.send(channel, {"ev": "cleared"})
             case "put_up":  # of `credgate prove`: to be another jail's neighbour
                 standing = neighbour.put_up(context)
                 fdpass.send(channel, {"ev": "standing", "what": len(standing.sockets)})

@@ -225,6 +225,16 @@ def writable_binds() -> None:
     planned(lambda operations: [op | {"write": True} if op["op"] == "bind" else op for op in operations])
 
 
+def copy_bound() -> None:
+    """The host's own work tree where a copy of it was planned, without what was reserved in the copy alone."""
+
+    def change(operations: list[dict]) -> list[dict]:
+        kept = [op for op in operations if op["op"] not in ("pin", "island")]
+        return [op | {"op": "bind", "write": True} if op["op"] == "overlay" else op for op in kept]
+
+    planned(change)
+
+
 def large_tmpfs() -> None:
     planned(lambda operations: [op | {"size": op["size"] * 16} if op["op"] == "tmpfs" else op for op in operations])
 
@@ -351,6 +361,7 @@ PID1 = {
         host_tmp,
         writable_binds,
         large_tmpfs,
+        copy_bound,
         islands_left_out,
         pins_left_out,
         hidden_left_out,

@@ -16,6 +16,7 @@ from tests.e2e.site import TIMEOUT, Site
 pytestmark = pytest.mark.needs("userns", "netns", "nftables", "landlock", "seccomp")
 place = pytest.fixture(scope="module")(module_site)
 
+COPY = 'version = 1\n[role.dev]\nworkdir = "copy"\nlimits = { memory = "256MiB", processes = 64, open_files = 256 }\n'
 WRITE = 'version = 1\n[role.dev]\nworkdir = "write"\nlimits = { memory = "256MiB", processes = 64, open_files = 256 }\n'
 
 # What each must flip before every exec: ids of guards whose attempt must say so, then words of the read-back.
@@ -76,6 +77,7 @@ PROVE: dict[str, str] = {
     "users_terminal": "terminal",
 }
 SUMMED = "memory_shared"
+OF_COPY = "copy_write"
 # Guards that no mutation of a launcher can take out, and where else each is seen without its guard.
 ELSEWHERE = {
     "gateway_port": "the ruleset is the berth's: tests/jail/test_firewall.py",
@@ -140,6 +142,21 @@ def test_run_is_refused(site: Site, name: str) -> None:
     assert hint == "hint: `credgate prove` tries every guard"
 
 
+def test_copy_that_is_the_hosts_own_tree(site: Site) -> None:
+    site.policy(COPY)
+    done = mutated(site, "", ["touch", "marker"])
+    assert done.returncode == 0, done.stderr
+    assert f"{OF_COPY}=shown" in site.ledger(ev="proof")[-1]["guards"]
+    before = sorted(site.work.iterdir())
+    done = mutated(site, "copy_bound", ["touch", "marker"])
+    assert done.returncode == 125, (done.returncode, done.stdout, done.stderr)
+    assert f"{OF_COPY}: the attempt succeeded inside" in done.stderr
+    assert "expected overlay" in done.stderr
+    assert sorted(site.work.iterdir()) == before
+    rows = {row["guard"]: row for row in prove(site, "copy_bound")["guards"]}
+    assert (rows[OF_COPY]["inside"], rows[OF_COPY]["state"]) == ("done", "not shown")
+
+
 def test_step_that_refuses_by_itself(site: Site) -> None:
     done = mutated(site, "no_new_privs_left_out", ["touch", "marker"])
     assert done.returncode == 125
@@ -199,6 +216,6 @@ def test_sums_left_out(site: Site) -> None:
 
 def test_each_guard_is_flipped_by_a_mutation() -> None:
     flipped = {guard for guards, _ in PER_RUN.values() for guard in guards.split()}
-    flipped |= {guard for guards in PROVE.values() for guard in guards.split()} | {SUMMED}
+    flipped |= {guard for guards in PROVE.values() for guard in guards.split()} | {SUMMED, OF_COPY}
     assert flipped <= set(BY_ID)
     assert {guard.id for guard in GUARDS} - flipped == set(ELSEWHERE)

@@ -22,6 +22,8 @@ KEYS = {"guard", "mechanism", "readback", "inside", "control", "state", "why"}
 # What a kernel may lack for everybody. Anything else must be shown, wherever this suite runs.
 MAY_BE_CLOSED = {guard.id for guard in GUARDS if guard.closed}
 
+PLAIN = [guard.id for guard in GUARDS if not guard.copy]  # of a role whose work tree is no copy
+
 
 @pytest.fixture
 def site(place: Site) -> Site:
@@ -29,9 +31,9 @@ def site(place: Site) -> Site:
     return place
 
 
-def checked(document: dict) -> None:
+def checked(document: dict, guards: list[str] = PLAIN) -> None:
     rows = document["guards"]
-    assert [row["guard"] for row in rows] == [guard.id for guard in GUARDS]
+    assert [row["guard"] for row in rows] == guards
     assert all(set(row) == KEYS for row in rows)
     assert [(row["guard"], row["why"]) for row in rows if row["state"] not in ("shown", "closed by host")] == []
     assert {row["guard"] for row in rows if row["state"] == "closed by host"} <= MAY_BE_CLOSED
@@ -68,15 +70,23 @@ def test_every_guard_of_a_role_that_writes(site: Site) -> None:
     assert (inside["tree_socket"], inside["tree_fifo"], inside["neighbour_tree"]) == ("EACCES", "EACCES", "ENOENT")
 
 
+def test_every_guard_of_a_role_on_a_copy(site: Site) -> None:
+    site.policy('version = 1\n[role.dev]\nworkdir = "copy"\nlimits = { processes = 100 }\n')
+    done = site.credgate("prove", "--policy", site.home / "policy/policy.toml", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(done.stdout)
+    checked(document, [guard.id for guard in GUARDS])
+    assert {row["guard"]: row["inside"] for row in document["guards"]}["copy_write"] == "copied"
+    assert not [*(site.state / "copies").iterdir()]  # what was tried is no change
+
+
 @pytest.mark.parametrize("switch", ["allow_debug", "allow_userns"])
 def test_switch_takes_its_guards_out_and_leaves_the_others_shown(site: Site, switch: str) -> None:
     site.policy(f"version = 1\n[role.dev]\n{switch} = true\n")
     done = site.credgate("prove", "--policy", site.home / "policy/policy.toml", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(done.stdout)["guards"]
-    assert {guard.id for guard in GUARDS} - {row["guard"] for row in rows} == {
-        guard.id for guard in GUARDS if guard.unless == switch
-    }
+    assert set(PLAIN) - {row["guard"] for row in rows} == {guard.id for guard in GUARDS if guard.unless == switch}
 
 
 def test_table_for_people(site: Site) -> None:
@@ -84,8 +94,8 @@ def test_table_for_people(site: Site) -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["guard", "inside", "control", "state"]
-    assert [line.split()[0] for line in lines[1 : 1 + len(GUARDS)]] == [guard.id for guard in GUARDS]
-    assert lines[-1].startswith(f"{len(GUARDS)} guards of role strictest on Linux ")
+    assert [line.split()[0] for line in lines[1 : 1 + len(PLAIN)]] == PLAIN
+    assert lines[-1].startswith(f"{len(PLAIN)} guards of role strictest on Linux ")
     assert "0 not shown" in lines[-1]
 
 
@@ -201,7 +211,7 @@ def test_each_run_proves_the_cheap_ones(site: Site) -> None:
     done = site.run("true")
     assert done.returncode == 0, done.stderr
     line = site.ledger(ev="proof")[-1]
-    cheap = [guard.id for guard in GUARDS if guard.per_run]
+    cheap = [name for name in PLAIN if BY_ID[name].per_run]
     assert [entry.partition("=")[0] for entry in line["guards"]] == cheap
     assert {entry.partition("=")[2] for entry in line["guards"]} <= {"shown", "closed by host"}
 

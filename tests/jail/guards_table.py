@@ -29,7 +29,7 @@ def sentence(text: str) -> str:
 
 
 def row(guard: Guard, attempt: object) -> str:
-    name = f"`{guard.id}`{'' if guard.per_run else ' ¹'}{' ²' if guard.unless else ''}"
+    name = f"`{guard.id}`{'' if guard.per_run else ' ¹'}{' ²' if guard.unless else ''}{' ³' if guard.copy else ''}"
     cells = (
         name,
         guard.mechanism,

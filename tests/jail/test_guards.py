@@ -41,10 +41,18 @@ def test_ledger_takes_every_guard_uncut() -> None:
 
 
 def test_switch_takes_its_guards_out_and_no_other() -> None:
-    every = {guard.id for guard in needed(per_run=False)}
+    every = {guard.id for guard in needed(per_run=False, copy=True)}
     assert every == set(BY_ID)
-    opened = {guard.id for guard in needed(per_run=False, switches=frozenset({"allow_debug"}))}
+    opened = {guard.id for guard in needed(per_run=False, switches=frozenset({"allow_debug"}), copy=True)}
     assert every - opened == {guard.id for guard in GUARDS if guard.unless == "allow_debug"} != set()
-    cheap = {guard.id for guard in needed(per_run=True)}
+    cheap = {guard.id for guard in needed(per_run=True, copy=True)}
     assert cheap == {guard.id for guard in GUARDS if guard.per_run}
     assert cheap < every
+
+
+def test_guard_of_a_copy_is_asked_for_where_there_is_one() -> None:
+    copy = {guard.id for guard in GUARDS if guard.copy}
+    assert copy == {"copy_write"}
+    for per_run in (False, True):
+        with_copy, without = ({g.id for g in needed(per_run=per_run, copy=there)} for there in (True, False))
+        assert with_copy - without == copy

@@ -1,5 +1,6 @@
 """Attempts on files: of the host, of trees that are bound read-only, of Credgate's own state, of /proc and /sys."""
 
+import contextlib
 import errno
 import os
 import socket
@@ -250,6 +251,25 @@ def hidden_write(context: Context) -> str:
     return _each(context["hidden"], change)
 
 
+def copied_name(context: Context) -> str:
+    """What copy_write makes in the work tree, and leaves there until somebody has looked for it in the host's."""
+    return f".{context['canary'][:16]}.copy"
+
+
+def copy_write(context: Context) -> str:
+    """Write into the host's work tree through the copy of it.
+
+    Nobody inside can tell whether it came there: the host is looked at afterwards.
+    """
+    return _opened(f"{context['tree']}/{copied_name(context)}", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+
+
+def copy_clear(context: Context) -> None:
+    """Remove what copy_write left."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.fsencode(f"{context['tree']}/{copied_name(context)}"))
+
+
 def own_policy(context: Context) -> str:
     """Open the policy file."""
     return _opened(context["own"]["policy"], os.O_RDONLY)
@@ -323,6 +343,7 @@ ATTEMPTS: dict[str, Attempt] = {
     "island_rename": island_rename,
     "hidden_read": hidden_read,
     "hidden_write": hidden_write,
+    "copy_write": copy_write,
     "own_policy": own_policy,
     "own_ledger": own_ledger,
     "own_ca_key": own_ca_key,

@@ -17,7 +17,7 @@ if __name__ == "__main__":  # -S and -I: nothing but the standard library is on 
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from jail import fdpass
-from jail.probes import Context, attempts, lab, neighbour
+from jail.probes import Context, attempts, files, lab, neighbour
 from jail.syscalls import prctl, syscall
 
 PR_SET_PDEATHSIG, PR_SET_PTRACER, ANY = 1, 0x59616D61, -1
@@ -76,6 +76,8 @@ class Stand:
         words = attempts.run(host, self.context) | in_lab(of_lab, self.context)
         if "kill_tree" in words:
             words["kill_tree"] = self._survived(words["kill_tree"])
+        if "copy_write" in words:
+            words["copy_write"] = self._landed(words["copy_write"])
         return {"ok": True, "words": words}
 
     def _survived(self, word: str) -> str:
@@ -87,6 +89,12 @@ class Stand:
         except (FileNotFoundError, ProcessLookupError):
             return "ESRCH"
         return word
+
+    def _landed(self, word: str) -> str:
+        """The word of copy_write outside: whether what it wrote is in the tree; removes it."""
+        there = os.path.exists(f"{self.dir}/tree/{files.copied_name(self.context)}")
+        files.copy_clear(self.context)
+        return word if there else "ENOENT"
 
     def open(self, request: fdpass.Json) -> None:
         """Make everything below a new directory `dir`. `full`: also what only `credgate prove` asks for."""
@@ -167,8 +175,8 @@ class Stand:
             os.kill(self.caller, signal.SIGKILL)
         if self.neighbour is not None:
             self.neighbour.close()
-        for root, directories, files in os.walk(self.dir, topdown=False) if self.dir else ():
-            for name in files:
+        for root, directories, names in os.walk(self.dir, topdown=False) if self.dir else ():
+            for name in names:
                 os.unlink(os.path.join(root, name))
             for name in directories:
                 os.rmdir(os.path.join(root, name))
