@@ -36,10 +36,12 @@ class _Node:
 class Table:
     """What is looked for: needles of at least HEAD bytes, each with the name of its secret. Never changes."""
 
-    __slots__ = ("_automaton", "_names", "_nodes", "_quick")
+    __slots__ = ("_automaton", "_names", "_nodes", "_quick", "_whole", "longest")
 
     def __init__(self, needles: Mapping[bytes, str]) -> None:
         self._names = dict(needles)
+        self.longest = max(map(len, self._names), default=0)
+        self._whole: BytesAhoCorasick | None = None  # made when it is first asked
         by_head: dict[bytes, _Node] = {}
         for needle in self._names:
             if len(needle) < HEAD:
@@ -65,6 +67,15 @@ class Table:
         found = self._automaton.find_matches_as_indexes(data, overlapping=True)
         return [(start, self._nodes[head]) for head, start, _ in found]
 
+    def whole(self, data: bytes) -> list[tuple[int, str]]:
+        """Where needles end that stand there whole, each with its secret's name."""
+        if not self._names:
+            return []
+        if self._whole is None:
+            self._whole = BytesAhoCorasick(list(self._names))
+        names = list(self._names.values())
+        return [(end, names[at]) for at, _, end in self._whole.find_matches_as_indexes(data, overlapping=True)]
+
     def name(self, needle: bytes) -> str:
         """The secret that a needle is a spelling of."""
         return self._names[needle]
@@ -79,6 +90,28 @@ class Table:
     def found(self, data: bytes) -> frozenset[str]:
         """The names of the secrets in data that is whole."""
         return self.clean(data)[1]
+
+
+class Spotter:
+    """One stream in which needles are counted, and nothing is held or written over.
+
+    Whole needles alone are stopped at: a stream made of nothing but their beginnings takes a Scrubber a hundred times
+    as long, and decoded bytes come to 128 times of what somebody sends.
+    """
+
+    __slots__ = ("_table", "_tail", "hits")
+
+    def __init__(self, table: Table) -> None:
+        self.hits: dict[str, int] = {}
+        self._table, self._tail = table, b""
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes."""
+        known, window = len(self._tail), self._tail + data
+        for end, name in self._table.whole(window):
+            if end > known:
+                self.hits[name] = self.hits.get(name, 0) + 1
+        self._tail = window[max(0, len(window) - self._table.longest + 1) :] if self._table.longest else b""
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from rules.places import held, key_of
 from rules.policy import PlaceKind, Policy
 from rules.reasons import Reason
 from rules.request import Request, Wire
-from rules.scrub import Scrubber, Table
+from rules.scrub import Scrubber, Spotter, Table
 from rules.verdict import Allow, Deny
 
 _LONG = 1 << 20  # bytes that are searched in about two milliseconds
@@ -101,7 +101,7 @@ class Leaving:
         codings = [value.strip(b" \t").lower() for name, value in fields if fold_name(name) == "content-encoding"]
         coded = len(codings) == 1 and codings[0] in CODINGS
         self.table = table
-        self._scrubber, self._beside = Scrubber(table), Scrubber(table)
+        self._scrubber, self._beside = Scrubber(table), Spotter(table)
         self._inflater = Inflater(codings[0]) if coded else None
 
     def feed(self, data: bytes) -> bytes:
