@@ -49,8 +49,12 @@ def pin(pids: Iterable[int], core: int) -> None:
 
 
 def memory(pid: int, field: str) -> int:
-    """Bytes, by the name of smaps_rollup's line (Rss, Pss)."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+    """Bytes, by the name of smaps_rollup's line (Rss, Pss); 0 of a process that has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    for line in lines:
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     raise ValueError(field)
