@@ -156,6 +156,11 @@ class Scrubber:
             self._window = data[-(HEAD - 1) :]
             self._sent = len(self._window)
             return data
+        if len(data) >= max(_LONG, 4 * self._table.longest) and self._only_begins(data):
+            whole = len(data) - self._table.longest  # what begins before here would have ended by now
+            self._window = data[whole - HEAD + 1 : whole]
+            self._sent = len(self._window)
+            return data[:whole] + self.feed(data[whole:])
         known = len(self._window)
         self._window += data
         skipped = max(0, known - HEAD + 1)
@@ -178,6 +183,12 @@ class Scrubber:
             return False
         border = self._window[-(HEAD - 1) :] + data[: HEAD - 1]
         return not (self._table.candidates(border) or self._table.candidates(data))
+
+    def _only_begins(self, data: bytes) -> bool:
+        """Whether nothing is held, and no needle that begins in the last bytes or in these is whole by their end."""
+        if self.held or self._live or self._masked:
+            return False
+        return not self._table.whole(self._window[-(HEAD - 1) :] + data)
 
     def flush(self) -> bytes:
         """All that is held, though more may follow: what matched so far counts on."""
