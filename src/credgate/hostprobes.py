@@ -11,6 +11,7 @@ import platform
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -86,6 +87,52 @@ def proc() -> str:
     if number:
         raise OSError(number, os.strerror(number))
     return "a fresh one mounted in a pid namespace"
+
+
+def copies() -> str:
+    """An overlay as a copy of a work tree is one, where copies are kept: what is written lands above, all of it."""
+    from credgate.copystore import remove  # noqa: PLC0415
+
+    place = _near(Path(os.environ.get("CREDGATE_PROBE_AT", "")))
+    _enter(os.CLONE_NEWNS)
+    folder = Path(tempfile.mkdtemp(prefix=".credgate-", dir=place))
+    try:
+        _written_above(folder)
+    finally:
+        remove(folder)
+    return f"an overlay mounted; written, rewritten and removed in it, and nothing below it changed (tried in {place})"
+
+
+def _near(wanted: Path) -> Path:
+    """The nearest directory above that this user may write in; nothing of the state is made for a look."""
+    above = (wanted, *wanted.parents) if wanted.is_absolute() else ()
+    found = next((path for path in above if os.path.isdir(path)), None)  # noqa: PTH112 - closed ones are none
+    return found if found is not None and os.access(found, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+
+
+def _written_above(folder: Path) -> None:
+    from jail import mounts as building  # noqa: PLC0415
+    from jail.overlays import overlay_options  # noqa: PLC0415
+
+    lower, upper, work = (folder / name for name in ("lower", "upper", "work"))
+    for path in (lower, upper, work):
+        path.mkdir()
+    for name in ("kept", "gone"):
+        (lower / name).write_bytes(b"host")
+    options = overlay_options(str(lower), str(upper), str(work))
+    tree = building.filesystem("overlay", options, building.MOUNT_ATTR_NOSUID | building.MOUNT_ATTR_NODEV)
+    try:
+        os.unlink("gone", dir_fd=tree)
+        for name in ("kept", "new"):
+            descriptor = os.open(name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=tree)
+            os.write(descriptor, b"jail")
+            os.close(descriptor)
+    finally:
+        os.close(tree)
+    below = {path.name: path.read_bytes() for path in lower.iterdir()}
+    above = {path.name for path in upper.iterdir()}
+    if below != {"kept": b"host", "gone": b"host"} or above != {"kept", "gone", "new"}:
+        raise ProbeFailed("an overlay was mounted, and what was written came elsewhere", "report the kernel")
 
 
 def yama() -> str:
@@ -210,6 +257,7 @@ PROBES: Mapping[str, Callable[[], str]] = {
     "landlock": landlock,
     "seccomp": seccomp,
     "cgroups": cgroups,
+    "copies": copies,
     "yama": yama,
 }
 _BY_NAMESPACE = frozenset({"userns", "netns", "nftables"})
@@ -233,7 +281,8 @@ def _mend(name: str, number: int) -> str:
         return hostcauses.namespaces(number)
     # A namespace that could not even be made is the first cause; the mount would be the second.
     closed = hostcauses.switched_off()
-    return closed or hostcauses.mounting(name, number) if name in ("mounts", "proc") else ""
+    kind = {"mounts": "mounts", "proc": "proc", "copies": "overlay"}.get(name, "")
+    return closed or hostcauses.mounting(kind, number) if kind else ""
 
 
 if __name__ == "__main__":

@@ -34,6 +34,11 @@ MASKED_PROC = (
     "parts of /proc are covered here, and the kernel shows no fresh one then: run credgate outside of this container, "
     "or start it with docker --security-opt systempaths=unconfined, or podman --security-opt unmask=ALL"
 )
+NO_UPPER = (
+    "a copy can't be written into state on such a file system (NFS, another overlay): set XDG_STATE_HOME to a "
+    "directory on ext4, xfs or btrfs"
+)
+NO_OVERLAY = "this kernel has no overlayfs, or it is not loaded; as root: modprobe overlay"
 OLD_KERNEL = "boot Linux 5.12 or newer"
 
 
@@ -60,6 +65,8 @@ def mounting(operation: str, number: int, proc: str = "/proc") -> str:
     """
     if number == errno.ENOSYS:
         return OUTER_FILTER if filtered(proc) else OLD_KERNEL
+    if operation == "overlay" and number in (errno.ENODEV, errno.EINVAL):
+        return NO_OVERLAY if number == errno.ENODEV else NO_UPPER
     if number not in (errno.EPERM, errno.EACCES):
         return ""
     if operation == "proc":

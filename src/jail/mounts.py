@@ -72,8 +72,7 @@ def _failed(op: Operation, error: OSError) -> JailError:
         what += f" from {os.fsencode(op['from'])!r}"
     hint = hostcauses.mounting(op["op"], error.errno or 0)
     if op["op"] == "overlay" and error.errno == errno.EINVAL:
-        hint = "no copy can be made of a tree that holds mount points, or into state on such a file system: choose a "
-        hint += "narrower tree, or set XDG_STATE_HOME to a directory on ext4, xfs or btrfs"
+        hint = f"a tree that holds mount points can't be copied: choose a narrower one. {hostcauses.NO_UPPER}"
     if error.errno in (errno.ENOENT, errno.ELOOP):
         hint = "a symlink on the way, or the path vanished after the plan was made"
     return JailError("mount_failed", f"{what}: {error.strerror}", hint, error.errno or 0)
@@ -84,8 +83,8 @@ def trial() -> None:
     OSError.
     """
     _private()
-    os.close(_filesystem("tmpfs", {"size": "64k"}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV))
-    os.close(_filesystem("devpts", {"newinstance": None, "ptmxmode": "0666"}, MOUNT_ATTR_NOSUID))
+    os.close(filesystem("tmpfs", {"size": "64k"}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV))
+    os.close(filesystem("devpts", {"newinstance": None, "ptmxmode": "0666"}, MOUNT_ATTR_NOSUID))
     found = _openat2(AT_FDCWD, "/usr", os.O_PATH, UNFOLLOWED)
     tree = _clone(found, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_RDONLY)
     _attach(tree, found)
@@ -95,7 +94,7 @@ def trial() -> None:
 
 def trial_proc() -> None:
     """The same for a fresh /proc, by the first process of a new pid namespace. Raises OSError."""
-    os.close(_filesystem("proc", {}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC))
+    os.close(filesystem("proc", {}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC))
 
 
 def _private() -> None:
@@ -142,7 +141,7 @@ def _open_overlay(op: Operation) -> int:
     found: list[int] = []
     try:
         found += [_layer(path) for path in layers]
-        tree = _filesystem("overlay", overlay_options(*layers), MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
+        tree = filesystem("overlay", overlay_options(*layers), MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
         found += [_layer(path) for path in layers]
         seen = [(facts.st_dev, facts.st_ino) for facts in map(os.fstat, found)]
     except OSError as error:
@@ -171,8 +170,8 @@ def _setattr(tree: int, attributes: int, flags: int) -> None:
     syscall("mount_setattr", tree, b"", AT_EMPTY_PATH | flags, attr, len(attr))
 
 
-def _filesystem(kind: str, options: dict[str, str | None], attributes: int) -> int:
-    """A new, detached file system; `options` value None is a flag."""
+def filesystem(kind: str, options: dict[str, str | None], attributes: int) -> int:
+    """A new, detached file system; `options` value None is a flag. Raises OSError."""
     context = syscall("fsopen", kind.encode(), FSOPEN_CLOEXEC)
     try:
         for key, value in options.items():
@@ -190,9 +189,7 @@ def _attach(tree: int, target: int) -> None:
 
 
 def _attach_root() -> int:
-    tree = _filesystem(
-        "tmpfs", {"size": "16m", "nr_inodes": "16k", "mode": "755"}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
-    )
+    tree = filesystem("tmpfs", {"size": "16m", "nr_inodes": "16k", "mode": "755"}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
     target = os.open(STAGE, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     _attach(tree, target)
     os.close(target)
@@ -250,20 +247,20 @@ def _tmpfs(root: int, op: Operation, _source: int) -> None:
         "nr_inodes": str(op["inodes"]),
         "mode": f"{op['mode']:o}",
     }
-    tree = _filesystem("tmpfs", options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
+    tree = filesystem("tmpfs", options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
     _mount_at(root, tree, op["at"])
     os.close(tree)
 
 
 def _proc(root: int, op: Operation, _source: int) -> None:
-    tree = _filesystem("proc", {}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC)
+    tree = filesystem("proc", {}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC)
     _mount_at(root, tree, op["at"])
     os.close(tree)
 
 
 def _devpts(root: int, op: Operation, _source: int) -> None:
     # No gid=5: that group is not mapped in this user namespace and the mount would fail (measured).
-    tree = _filesystem("devpts", {"newinstance": None, "ptmxmode": "0666", "mode": "0620"}, MOUNT_ATTR_NOSUID)
+    tree = filesystem("devpts", {"newinstance": None, "ptmxmode": "0666", "mode": "0620"}, MOUNT_ATTR_NOSUID)
     _mount_at(root, tree, op["at"])
     os.close(tree)
 

@@ -32,6 +32,7 @@ ROWS = [
     "landlock",
     "seccomp",
     "cgroups",
+    "copies of a tree",
     "debugging inside",
     "secret sources",
     "keyring",
@@ -70,7 +71,7 @@ Path("/proc/sys/user/max_user_namespaces").write_text("0")
 
 
 @pytest.mark.needs("userns")
-@pytest.mark.parametrize("name", ["userns", "netns", "mounts", "proc"])
+@pytest.mark.parametrize("name", ["userns", "netns", "mounts", "proc", "copies"])
 def test_a_namespace_probe_succeeds_here_and_fails_where_they_are_off(name: str):
     assert probe(name)["ok"] is True
     closed = probe(name, _OFF)
@@ -88,7 +89,7 @@ def test_the_nftables_probe_succeeds_here_and_fails_without_a_way_to_it():
     assert "nftables" in str(closed["mend"])
 
 
-_NO_CALL = """
+NO_CALL = """
 import errno, pyseccomp
 made = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
 for name in {names!r}:
@@ -100,14 +101,14 @@ made.load()
 @pytest.mark.needs("landlock")
 def test_the_landlock_probe_succeeds_here_and_fails_without_it():
     assert probe("landlock")["ok"] is True
-    closed = probe("landlock", _NO_CALL.format(names=["landlock_create_ruleset"], error="ENOSYS"))
+    closed = probe("landlock", NO_CALL.format(names=["landlock_create_ruleset"], error="ENOSYS"))
     assert closed["ok"] is False
     assert "landlock" in str(closed["mend"])
 
 
 @pytest.mark.needs("landlock")
 def test_the_landlock_probe_fails_where_a_ruleset_is_taken_and_enforces_nothing():
-    closed = probe("landlock", _NO_CALL.format(names=["landlock_restrict_self"], error="E2BIG"))
+    closed = probe("landlock", NO_CALL.format(names=["landlock_restrict_self"], error="E2BIG"))
     assert closed["ok"] is False
     fake = "import jail.landlock\njail.landlock.restrict = lambda plan: None\n"
     assert "enforces nothing" in str(probe("landlock", fake)["detail"])
@@ -121,7 +122,7 @@ def test_the_seccomp_probe_succeeds_here_and_fails_where_the_filter_is_not_loade
 
 @pytest.mark.needs("userns")
 def test_the_mount_probe_fails_where_the_kernel_lacks_a_call():
-    closed = probe("mounts", _NO_CALL.format(names=["mount_setattr"], error="ENOSYS"))
+    closed = probe("mounts", NO_CALL.format(names=["mount_setattr"], error="ENOSYS"))
     assert closed["ok"] is False
     assert "function not implemented" in str(closed["detail"])
 
@@ -243,7 +244,7 @@ def test_the_table_ends_with_what_to_do_first(capsys: pytest.CaptureFixture[str]
     mends = {"userns": "first", "netns": "first", "nftables": "second"}
     answer = {"ok": True, "detail": "d", "mend": ""}
     monkeypatch.setattr(
-        doctor, "_ask_child", lambda name: {**answer, "ok": name not in mends, "mend": mends.get(name, "")}
+        doctor, "_ask_child", lambda name, _places: {**answer, "ok": name not in mends, "mend": mends.get(name, "")}
     )
     assert main([]) == 3
     last = capsys.readouterr().out.splitlines()[-4:]
@@ -320,7 +321,7 @@ def sources(tmp_path: Path, capsys: pytest.CaptureFixture[str], login: str, how:
 def program(places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from credgate.commands import doctor
 
-    monkeypatch.setattr(doctor, "_ask_child", lambda _: {"ok": True, "detail": "", "mend": ""})
+    monkeypatch.setattr(doctor, "_ask_child", lambda _, _places: {"ok": True, "detail": "", "mend": ""})
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("LATER", "hunter2-hunter2")
     path = tmp_path / "bin/token"

@@ -48,6 +48,7 @@ _LABELS = {
     "landlock": "landlock",
     "seccomp": "seccomp",
     "cgroups": "cgroups",
+    "copies": "copies of a tree",
     "yama": "debugging inside",
 }
 
@@ -92,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     try:
         places = Places.from_env(os.environ)
-        probed = (_probed(name) for name in _LABELS)
+        probed = (_probed(name, places) for name in _LABELS)
         checks = [_python(), *probed, *_sources(places, options.policy), _keyring(places), _state(places)]
     except CredgateError as error:
         return print_error(error)
@@ -112,17 +113,18 @@ def _python() -> Check:
     return Check(name="python", state=State.MISSING, detail=detail, mend="install Python 3.12")
 
 
-def _probed(name: str) -> Check:
-    answer = _ask_child(name)
+def _probed(name: str, places: Places) -> Check:
+    answer = _ask_child(name, places)
     detail, mend = str(answer["detail"]), str(answer["mend"])
     if answer["ok"] is True:
         return Check(name=_LABELS[name], state=State.OK, detail=detail)
-    # Without a group pid 1 of a jail sums; without ptrace a role's allow_debug opens nothing.
-    state = State.LESSER if name in ("cgroups", "yama") else State.MISSING
+    # Without a group pid 1 of a jail sums; without ptrace a role's allow_debug opens nothing; without overlays a role
+    # with workdir = "copy" starts no run.
+    state = State.LESSER if name in ("cgroups", "copies", "yama") else State.MISSING
     return Check(name=_LABELS[name], state=state, detail=detail, mend=mend)
 
 
-def _ask_child(name: str) -> Mapping[str, object]:
+def _ask_child(name: str, places: Places) -> Mapping[str, object]:
     """Run one probe in a child, by root as an ordinary user: that is who runs belong to."""
     user, group = _ordinary()
     try:
@@ -132,7 +134,7 @@ def _ask_child(name: str) -> Mapping[str, object]:
             text=True,
             errors="replace",
             timeout=_PROBE_SECONDS,
-            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "CREDGATE_PROBE_AT": str(places.copies)},
             cwd="/",
             user=user,
             group=group,
