@@ -34,14 +34,26 @@ place = {place}
 format = {format}
 mode = "placeholder"
 placeholder = {{ env = {env_text}, shape = {shape} }}
-
+{bearer}
 # A role is what one run may use: credgate run -- {command}
 [role.dev]
 agent = "{name}"{pad}# its settings for a first start without questions: docs/agents.md
-{state}bindings = ["{secret}"]
+{state}bindings = {bindings}
 endpoints = []                  # more targets that are reached without a secret
 workdir = "write"               # git's hooks, CI and editor settings in it stay read-only: docs/files.md
 env = ["TERM", "COLORTERM", "LANG", "EDITOR"]
+"""
+
+_BEARER = """
+# The vendor's SDKs send the same variable in another header: the same decoy, bound there too.
+[binding.{secret}-bearer]
+secret = "{secret}"
+endpoint = "{endpoint}"
+rules = ["{rules}"]
+place = "header:authorization"
+format = "Bearer {{secret}}"
+mode = "placeholder"
+placeholder = {{ env = {env_text}, shape = {shape} }}
 """
 
 _ASIDE = """
@@ -80,7 +92,7 @@ def aside(agent: Agent) -> str:
 
 def _words(agent: Agent, access: Access, packs: Packs) -> Mapping[str, str]:
     host, rules = (read_pack(name, packs[name]) for name in (access.endpoint, access.rules))
-    return {
+    words = {
         "about": agent.about,
         "name": agent.name,
         "pad": " " * max(1, 22 - len(agent.name)),
@@ -97,10 +109,13 @@ def _words(agent: Agent, access: Access, packs: Packs) -> Mapping[str, str]:
         "env": access.env,
         "env_text": json.dumps(access.env),
         "shape": json.dumps(access.shape),
+        "bindings": json.dumps([access.secret, *([f"{access.secret}-bearer"] if access.bearer else [])]),
     }
+    return {**words, "bearer": _BEARER.format_map(words) if access.bearer else ""}
 
 
 def _other(access: Access) -> str:
     packs = f"packs {access.endpoint} and {access.rules}"
     place = f"place = {json.dumps(access.place)}, format = {json.dumps(access.format)}"
-    return f"#   {access.env}: {packs},\n#     {place},\n#     shape = {json.dumps(access.shape)}\n"
+    more = "#     and a second binding at header:authorization, for the vendor's SDKs\n" if access.bearer else ""
+    return f"#   {access.env}: {packs},\n#     {place},\n#     shape = {json.dumps(access.shape)}\n{more}"

@@ -35,7 +35,8 @@ class Access:
     """One way to be let in: the secret's usual name, the packs of host and rules, and where its value goes.
 
     `env`: the variable that the agent reads its key from; in the jail it holds a decoy of that `shape`. Both are ""
-    where the gateway writes the place whatever the agent sends. `claims` is JSON, of a "jwt" shape.
+    where the gateway writes the place whatever the agent sends. `claims` is JSON, of a "jwt" shape. `bearer`: the
+    vendor's other clients send the same variable as `authorization: Bearer`, so that place is bound as well.
     """
 
     secret: str
@@ -46,6 +47,7 @@ class Access:
     env: str
     shape: str
     claims: str = ""
+    bearer: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

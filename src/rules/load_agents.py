@@ -32,7 +32,7 @@ AGENT_KEYS = (
 )
 _SHIPPED = ("agent", "source")
 _LEAST_KEYS = ("memory", "processes", "open_files")
-_ACCESS_KEYS = ("secret", "endpoint", "rules", "place", "format", "env", "shape", "claims")
+_ACCESS_KEYS = ("secret", "endpoint", "rules", "place", "format", "env", "shape", "claims", "bearer")
 _MAX_SEED = 64 << 10  # characters
 _MEND = "reinstall credgate"
 
@@ -128,6 +128,7 @@ def _access(table: Table, *, alone: bool) -> Access:
         env=table.text("env", required=held),
         shape=shape,
         claims=claims_of(table, shape),
+        bearer=table.flag("bearer", default=False),
     )
     if access.secret and not is_name(access.secret):
         table.fault("secret", f"got {show(access.secret)}, expected a name")

@@ -45,8 +45,20 @@ def test_its_policy_loads_and_binds_the_key_of_the_profile(name: str) -> None:
     assert role.agent == agent and role.workdir == "write"
     first, *others = policy.bindings.values()
     assert first.placeholder is not None and first.placeholder.env == agent.accesses[0].env
-    assert len(others) == (len(agent.accesses) - 1 if agent.together else 0)
+    assert len(others) == (len(agent.accesses) - 1 if agent.together else agent.accesses[0].bearer)
+    assert role.bindings == tuple(policy.bindings)
     assert all(binding.rules and policy.endpoints[binding.endpoint].deny for binding in (first, *others))
+
+
+@pytest.mark.parametrize("name", ["claude", "opencode"])
+def test_an_anthropic_key_is_bound_where_its_sdks_send_it_too(name: str) -> None:
+    text = init._text(read_agent(name, shipped_agents()[name]))
+    policy = load_policy(text.encode(), packs=shipped_packs(), agents=shipped_agents(), base_dir="/")
+    key, bearer = policy.bindings["anthropic"], policy.bindings["anthropic-bearer"]
+    assert (key.header, key.format) == ("x-api-key", "{secret}")
+    assert (bearer.header, bearer.format) == ("authorization", "Bearer {secret}")
+    assert (bearer.secret, bearer.placeholder, bearer.rules) == (key.secret, key.placeholder, key.rules)
+    assert "anthropic-bearer" not in init._text(read_agent("codex", shipped_agents()["codex"]))
 
 
 def test_the_key_is_asked_for_and_kept(
