@@ -39,10 +39,12 @@ def packages() -> Path:
     return path
 
 
-def reconciled(world: Path, out: Path, *more: str, with_packages: bool) -> subprocess.CompletedProcess[str]:
+def reconciled(
+    world: Path, out: Path, *more: str, with_packages: bool, sources: tuple[str, ...] = SOURCES
+) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-W", "ignore", "-m", "credgate", "reconcile", "--ledger", str(world / "ledger")]
     argv += ["--mapping", str(world / "mapping.toml"), "--report", str(out)]
-    argv += [f"--source={name}={world / f'{name}.log'}" for name in SOURCES]
+    argv += [f"--source={name}={world / f'{name}.log'}" for name in sources]
     env = {"PATH": os.environ["PATH"], "HOME": str(world), "SPARK_LOCAL_IP": "127.0.0.1"}
     if with_packages:
         env["PYTHONPATH"] = str(packages())
@@ -81,6 +83,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.needs("java")
+@pytest.mark.timeout(1200)
 def test_pyspark_gives_tunnels_the_same_requests(tmp_path: Path) -> None:
     world = honest(200)
     world.write(tmp_path)
@@ -90,8 +93,8 @@ def test_pyspark_gives_tunnels_the_same_requests(tmp_path: Path) -> None:
     lines += [tunnel(at, at + 9, host=WEB, size=300 * place) for place, at in enumerate(begins[::4])]
     (tmp_path / "squid.log").write_text("".join(f"{line}\n" for line in lines))
     source = f"--source=squid@{WEB}={tmp_path / 'squid.log'}"
-    here = reconciled(tmp_path, tmp_path / "here", source, with_packages=False)
-    there = reconciled(tmp_path, tmp_path / "there", source, "--engine", ENGINE, with_packages=True)
+    here = reconciled(tmp_path, tmp_path / "here", source, with_packages=False, sources=())
+    there = reconciled(tmp_path, tmp_path / "there", source, "--engine", ENGINE, with_packages=True, sources=())
     assert (here.returncode, there.returncode) == (3, 3), there.stderr
     found = (tmp_path / "here" / "records.csv").read_text()
     assert (tmp_path / "there" / "records.csv").read_text() == found
