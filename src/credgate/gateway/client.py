@@ -8,7 +8,6 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 from credgate.gateway import waiting
@@ -59,7 +58,7 @@ class Client(Ending):
         self._loop = asyncio.get_running_loop()
         self._lane: Lane | None = Lane(self, outer=True) if state.listener.proxy else None
         self._progress = Deadline()
-        self._judging: set[asyncio.Task[None]] = set()
+        self._judging: dict[Turn, asyncio.Task[None]] = {}
         self._is_lost = False
         self._moved = self._loop.time()
         self._watch = self._loop.call_later(self.steps.timeouts.idle, self._look)
@@ -217,12 +216,21 @@ class Client(Ending):
 
         On Allow its headers are the judged ones with the secret in place.
         """
-        task = asyncio.Task(self._judge(turn), loop=self._loop, eager_start=True)
+        task = asyncio.Task(self._judge_and_go_on(turn, then), loop=self._loop, eager_start=True)
         if task.done():
             return True
-        self._judging.add(task)
-        task.add_done_callback(partial(self._judged, turn, then))
+        self._judging[turn] = task
         return False
+
+    async def _judge_and_go_on(self, turn: Turn, then: Callable[[Turn], None]) -> None:
+        """Go on in this very task: a callback of its end would cost another turn of the loop."""
+        try:
+            await self._judge(turn)
+        except asyncio.CancelledError:
+            self._judged(turn, None)
+            raise
+        if turn in self._judging:  # it had to wait, and `admit` has returned
+            self._judged(turn, then)
 
     async def _judge(self, turn: Turn) -> None:
         try:
@@ -238,10 +246,10 @@ class Client(Ending):
             turn.take(admitted)
         turn.exchange.refusal = None
 
-    def _judged(self, turn: Turn, then: Callable[[Turn], None], task: "asyncio.Task[None]") -> None:
-        self._judging.discard(task)
+    def _judged(self, turn: Turn, then: Callable[[Turn], None] | None) -> None:
+        self._judging.pop(turn, None)
         self._record_if_dead()
-        if not self.dead and not task.cancelled():
+        if then is not None and not self.dead:
             self._moved = self._loop.time()
             try:
                 then(turn)

@@ -1,4 +1,6 @@
 """The thread that waits for the disk, and who waits for it: all who ask in one turn of the loop share one sync.
+Where the last one had a single caller the next one begins at once, which is a turn of the loop less; who comes
+meanwhile shares the one behind it.
 
 A thread of our own: the default executor may be full of look-ups that hang. It tells the loop by an eventfd, which
 costs a third of what an executor's future and the loop's own pipe do (measured: 100 us of CPU a sync in all, 175).
@@ -26,6 +28,7 @@ class Syncing:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asked: list[asyncio.Future[None]] = []  # for the sync that is to begin
         self._flying: list[asyncio.Future[None]] = []  # for the one that is at work
+        self._alone = False  # the last sync had one caller: there is nobody to wait for
         self._stopped = False
 
     def ask(self) -> "asyncio.Future[None]":
@@ -33,16 +36,20 @@ class Syncing:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._asked, self._flying = loop, [], []
-        if not (self._asked or self._flying):
-            loop.call_soon(self._begin)
         future: asyncio.Future[None] = loop.create_future()
+        first = not (self._asked or self._flying)
         self._asked.append(future)
+        if first and self._alone:
+            self._begin()
+        elif first:
+            loop.call_soon(self._begin)
         return future
 
     def _begin(self) -> None:
         if self._stopped or self._loop is None or self._flying or not self._asked:
             return
         self._flying, self._asked = self._asked, []
+        self._alone = len(self._flying) == 1
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="ledger-sync")
             self._thread.start()
