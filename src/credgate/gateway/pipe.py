@@ -58,6 +58,7 @@ class Pipe(asyncio.BufferedProtocol):
         "_outgoing",
         "_own",
         "_paused",
+        "_ticket",
         "_tls",
         "_transport",
         "broken",
@@ -84,6 +85,7 @@ class Pipe(asyncio.BufferedProtocol):
         self._outgoing: ssl.MemoryBIO
         self._paused = False
         self._own = 0
+        self._ticket = 0  # bytes of a session ticket, which goes with the first bytes that are sent
 
     # -- what asyncio calls -------------------------------------------------------------------------------------------
 
@@ -172,13 +174,13 @@ class Pipe(asyncio.BufferedProtocol):
         over = False
         while self._incoming.pending and not over and not (self.closing or self.ended):
             data, over = self._decrypted()
-            if self._outgoing.pending:  # a flood of them: it would wait here for who reads nothing
-                self._own += self._outgoing.pending
+            if self._outgoing.pending > self._ticket:  # a flood of them: it would wait here for who reads nothing
+                self._own += self._outgoing.pending - self._ticket
                 if self._own > OWN:
                     self.broken = over = True
             if data:
                 self.end.received(self, data)
-        if not self.closing:
+        if not self.closing and self._outgoing.pending > self._ticket:
             self.flush()
         if over:
             self._over()
@@ -194,8 +196,11 @@ class Pipe(asyncio.BufferedProtocol):
             self.ended = True
             self.end.insecure(self, error)
             return False
-        self.flush()
         self.secure = True
+        # What is left to say goes along with what the end sends now: our Finished with a request. In TLS 1.3 a server's
+        # handshake is over by now, and nobody waits for its ticket.
+        if tls.server_side and tls.version() == "TLSv1.3":
+            self._ticket = self._outgoing.pending
         self.end.secured(self)
         return not self.closing
 
@@ -218,6 +223,7 @@ class Pipe(asyncio.BufferedProtocol):
 
     def flush(self) -> None:
         """Send what TLS has to say of its own: the alert, where a handshake failed."""
+        self._ticket = 0
         if self._outgoing.pending:
             self._transport.write(self._outgoing.read())
 
@@ -233,6 +239,7 @@ class Pipe(asyncio.BufferedProtocol):
         sent = self._tls.write(data)
         while sent < len(data):
             sent += self._tls.write(memoryview(data)[sent:])
+        self._ticket = 0
         self._transport.write(self._outgoing.read())
 
     def pause(self, stop: bool) -> None:
