@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from credgate.gateway.records import Records
 from credgate.ledger.record import LedgerError
 from credgate.runs import Run
 from credgate.workers import channel as channels
@@ -179,7 +180,7 @@ class Lines:
 
 def desk() -> tuple[Desk, Lines, list[Any]]:
     lines, said = Lines(), []
-    judge: Any = SimpleNamespace(records=SimpleNamespace(ledger=lines))
+    judge: Any = SimpleNamespace(records=Records(lines, SharedValues()))  # type: ignore[arg-type] # what a desk asks of it
     policy: Any = SimpleNamespace(secrets={}, bindings={})
     made = Desk(judge=judge, known=SharedValues(), name="worker 1")
     made.runs["r1"] = Run(id="r1", policy=policy, role="dev", gateway_ip="127.0.0.9", proxy_port=1)
