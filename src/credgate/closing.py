@@ -35,8 +35,9 @@ async def close(session: "Session", ending: Ending) -> None:
         await _confirm_death(session)
     if not session.ended_for:
         ending.reason = session.limits.reason(ending.status, ending.reason)
-    with session.going_on("remove the control group"):
-        await asyncio.to_thread(session.limits.close)
+    if session.limits.base is not None:
+        with session.going_on("remove the control group"):
+            await asyncio.to_thread(session.limits.close)
     # It is dead: what the kernel counted of it changes no more.
     _, seen = await together(_nothing_listens(session), session.evidence(ending))
     with session.going_on("remove what was made in the work tree"):

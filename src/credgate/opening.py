@@ -4,8 +4,8 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from credgate import protect
@@ -78,7 +78,7 @@ async def open_session(
     borrowed: Borrowed | None = None,
     ahead: dict[str, Any] | None = None,
 ) -> Session:
-    """Claim a berth, compute the jail, record run.start. `parent`: the run whose child this is. `borrowed`: what its
+    """Claim a berth, compute the jail, write run.start. `parent`: the run whose child this is. `borrowed`: what its
     launcher lent. `ahead`: nobody asks for it yet, so it takes no tree, nothing is recorded, and this is its manner.
 
     Raises CredgateError or JailError; nothing is left then.
@@ -88,18 +88,16 @@ async def open_session(
         check_arguments(asked.argv)
     await check_key(policy, role, parts.places, asked.env)
     run_id = f"r{secrets.token_hex(6)}"
-    listener: socket.socket | None = None
-    path = ""
-    berth = await asyncio.to_thread(parts.keeper.claim, extra_ports(policy, role.name))
+    listener, path = None, ""
+    caller, ports = peer if parent is None else parent.caller, extra_ports(policy, role.name)
+    placed, berth = await asyncio.to_thread(_begun, parts, caller, borrowed, ahead, ports)
     try:
         if role.children:
             listener, path = listen_for_children(parts.places, run_id)
-        session = await _session(parts, peer, asked, chosen, (run_id, berth, path), parent, borrowed, ahead=ahead)
+        made = _Made(run=run_id, berth=berth, path=path, placed=placed)
+        session = await _session(parts, peer, asked, chosen, made, parent, borrowed, ahead=ahead is not None)
     except BaseException:
-        parts.claims.drop(run_id)
-        parts.reserved.drop(run_id)
-        await asyncio.to_thread(parts.copies.forget, run_id)
-        await asyncio.to_thread(parts.states.forget, run_id)
+        await _forget(parts, run_id)
         berth.close()
         if listener is not None:
             listener.close()
@@ -110,30 +108,65 @@ async def open_session(
     return session
 
 
+async def _forget(parts: Parts, run_id: str) -> None:
+    parts.claims.drop(run_id)
+    parts.reserved.drop(run_id)
+    await asyncio.to_thread(parts.copies.forget, run_id)
+    await asyncio.to_thread(parts.states.forget, run_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Placed:
+    """What is found out of the host before a berth is claimed; base and manner as of standin.place."""
+
+    base: Base | None
+    manner: dict[str, Any] | None
+    canary: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """What a session is made of. path: of the socket for children, "" for none."""
+
+    run: str
+    berth: Berth
+    path: str
+    placed: _Placed
+
+
+def _begun(
+    parts: Parts, caller: Peer, borrowed: Borrowed | None, ahead: dict[str, Any] | None, ports: Iterable[int]
+) -> tuple[_Placed, Berth]:
+    """All that blocks before the plan, in one go: each change of threads costs a launch as much as one of these calls.
+
+    The berth last: where one of the others fails, none is to be given back.
+    """
+    base, manner = _place(parts, caller, borrowed, ahead)
+    placed = _Placed(base=base, manner=manner, canary=os.path.realpath(parts.stand.context["hidden"][0]))
+    return placed, parts.keeper.claim(ports)
+
+
 async def _session(
     parts: Parts,
     peer: Peer,
     asked: Asked,
     chosen: Effective,
-    made: tuple[str, Berth, str],
+    made: _Made,
     parent: Session | None,
     borrowed: Borrowed | None,
     *,
-    ahead: dict[str, Any] | None,
+    ahead: bool,
 ) -> Session:
-    run_id, berth, path = made
+    berth, placed, base = made.berth, made.placed, made.placed.base
     policy, role = chosen.policy, chosen.policy.roles[chosen.role]
-    caller = peer if parent is None else parent.caller
     decoys = decoys_of(policy, role.name)
-    spec, look = await _computed(parts, asked, chosen, made, decoys, child=parent is not None)
-    base, manner = await asyncio.to_thread(_placed, parts, caller, borrowed, ahead)
-    canary = await asyncio.to_thread(os.path.realpath, parts.stand.context["hidden"][0])
-    spec = children_offered(replace(spec, sums=sums(base), canary=canary), path)
+    spec, look = await _computed(parts, asked, chosen, (made.run, berth), decoys, child=parent is not None)
+    spec = children_offered(replace(spec, sums=sums(base), canary=placed.canary), made.path)
     if parent is not None:
         visible(spec, parent.spec)
-    await _claim(parts, spec, chosen, parent, ahead=ahead is not None)
+    await _claim(parts, spec, chosen, parent, ahead=ahead)
     run = Run(
-        id=run_id,
+        id=made.run,
         policy=policy,
         role=role.name,
         gateway_ip=berth.gateway,
@@ -143,16 +176,17 @@ async def _session(
         parent="" if parent is None else parent.run.id,
     )
     session = Session(parts, peer, run, berth, spec, RunLimits(base, spec))
-    if ahead is None:
-        await record_start(session, look)
-    session.chosen, session.caller, session.above, session.look = chosen, caller, parent, look
-    session.borrowed, session.manner = borrowed, manner
+    if not ahead:
+        note_start(session, look, await asyncio.to_thread(program_digest, spec.exe))  # see Session._prove
+    session.chosen, session.above, session.look = chosen, parent, look
+    session.caller = peer if parent is None else parent.caller
+    session.borrowed, session.manner = borrowed, placed.manner
     if parent is not None:
         parent.run.adopt(run)
     return session
 
 
-def _placed(
+def _place(
     parts: Parts, caller: Peer, borrowed: Borrowed | None, ahead: dict[str, Any] | None
 ) -> tuple[Base | None, dict[str, Any] | None]:
     if ahead is None:
@@ -164,13 +198,13 @@ async def _computed(
     parts: Parts,
     asked: Asked,
     chosen: Effective,
-    made: tuple[str, Berth, str],
+    made: tuple[str, Berth],
     decoys: Mapping[str, str],
     *,
     child: bool,
 ) -> tuple[JailSpec, TreeLook]:
     """The jail of the role, on a thread: it reads files of the host that an agent may have made slow or large."""
-    run_id, berth, _ = made
+    run_id, berth = made
     network = Network(gateway=berth.gateway, jail=berth.jail, proxy_port=berth.proxy_port)
     named = {
         **agent_environment(chosen.policy.roles[chosen.role]),  # first: no profile writes over a decoy
@@ -189,7 +223,7 @@ async def _computed(
 
 async def computed_again(session: Session, asked: Asked, chosen: Effective) -> tuple[JailSpec, TreeLook]:
     """What a session's jail would be if it were made now, of what is asked now. Raises CredgateError."""
-    made = (session.run.id, session.berth, "")
+    made = (session.run.id, session.berth)
     spec, look = await _computed(session.parts, asked, chosen, made, session.run.decoys, child=False)
     return replace(spec, sums=session.spec.sums, canary=session.spec.canary), look
 
@@ -207,12 +241,6 @@ async def _claim(parts: Parts, spec: JailSpec, chosen: Effective, parent: Sessio
     elif spec.workdir_write:
         await asyncio.to_thread(note_written, parts.places, spec.workdir)
         parts.reserved.take(spec.run, spec.protected)
-
-
-async def record_start(session: Session, look: TreeLook) -> None:
-    """run.start, on the disk before anything of the run is."""
-    digest = await asyncio.to_thread(program_digest, session.spec.exe)
-    await session.parts.ledger.durable(note_start(session, look, digest))
 
 
 def note_start(session: Session, look: TreeLook, digest: str) -> int:

@@ -9,7 +9,7 @@ import errno
 import hashlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -56,10 +56,6 @@ class Shown:
     id: str
     groups: Mapping[str, tuple[str, ...]]
 
-    def with_more(self, group: str, sentences: Iterable[str]) -> "Shown":
-        """The same with further differences in a group."""
-        return replace(self, groups={**self.groups, group: (*self.groups[group], *sentences)})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
@@ -81,19 +77,31 @@ class Look:
     inherited: Mapping[str, tuple[str, ...]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """All that was read of a jail. network: what the berth's holder dumped. limits: those that differ, in sentences."""
+
+    told: Told
+    seen: Look
+    network: dict[str, Any]
+    limits: Sequence[str]
+
+
 def look(told: Told) -> Look:
     """Read both processes, before they give up being dumpable: a forked one can be read by nobody after that."""
     first, second = readback.read_facts(told.pid1), readback.read_facts(told.workload)
     return Look(first=first, second=second, inherited=_inherited(told))
 
 
-def read_back(spec: JailSpec, berth: Berth, told: Told, seen: Look, network: dict[str, Any]) -> Shown:
-    """Compare what was seen with the plan, once both have given up being dumpable, which is looked at here.
+def sealed(seen: Look) -> Look:
+    """The same with what shows whether both have given up being dumpable, as it is now."""
+    return replace(seen, first=_owner_again(seen.first), second=_owner_again(seen.second))
 
-    network: what the berth's holder dumped.
-    """
-    first, second = _owner_again(seen.first), _owner_again(seen.second)
-    wanted = expected(spec, berth, told.groups)
+
+def read_back(spec: JailSpec, berth: Berth, read: Read) -> Shown:
+    """Compare what was read with the plan, that both are sealed included."""
+    first, second, network = read.seen.first, read.seen.second, read.network
+    wanted = expected(spec, berth, read.told.groups)
     groups: dict[str, list[str]] = {name: [] for name in GROUPS}
     for who, differences in (
         ("pid 1", readback.compare(wanted, first)),
@@ -105,8 +113,9 @@ def read_back(spec: JailSpec, berth: Berth, told: Told, seen: Look, network: dic
     for line in berthfacts.wrong(network, [53, *berth.tcp]):
         groups["berth_firewall" if line.startswith("nft: ") else "berth_links"].append(line)
     groups["pid1"] += _program(first)
-    for name, lines in seen.inherited.items():
+    for name, lines in read.seen.inherited.items():
         groups[name] += lines
+    groups["limits"] += read.limits
     digest = hashlib.sha256(repr((spec.run, first, second, sorted(network))).encode()).hexdigest()
     return Shown(id=f"p{digest[:16]}", groups={name: tuple(lines) for name, lines in groups.items()})
 

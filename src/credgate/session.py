@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from credgate import hostlimits, proof
@@ -130,8 +130,10 @@ class Session:
     async def stand(self) -> None:
         """Build the jail and have its guards shown; nothing of it is recorded yet. Raises Refusal and others."""
         await together(self.serve(), self.hand_over())  # the jail asks for nothing before "go"
-        shown, self.mounts = await self.read_back()
-        self.rows = await self.try_guards(shown)
+        read, self.mounts = await self._read()
+        # Both sealed, and were looked at: what else was read is compared while the workload makes its attempts.
+        told, shown = await together(tried(self), self._compared(read))
+        self.rows = await self._judged(shown, told)
         wrong = against(self.rows, shown.groups)
         if wrong:
             raise Refusal("proof_failed", "; ".join(wrong), "`credgate prove` tries every guard")
@@ -206,6 +208,14 @@ class Session:
 
         Returns that, and the watch of the mount table as it was read back.
         """
+        read, mounts = await self._read()
+        return await self._compared(read), mounts
+
+    async def _compared(self, read: proof.Read) -> proof.Shown:
+        return proof.read_back(self.spec, self.berth, read)
+
+    async def _read(self) -> tuple[proof.Read, MountWatch]:
+        """Read pid 1 and the workload, have them sealed, and look whether they are."""
         first = await self.expect(self.pid1, "pid1")
         self.pid = first.pid
         self.pidfd = os.pidfd_open(first.pid)
@@ -225,11 +235,12 @@ class Session:
         facts, seen = await together(
             asyncio.to_thread(self.parts.keeper.facts, self.berth.id), self._confined_and_sealed(pids, told)
         )
-        shown = proof.read_back(self.spec, self.berth, told, seen, facts)
-        return shown.with_more("limits", self.limits.wrong(pids)), mounts
+        limits = self.limits.wrong(pids)
+        return proof.Read(told=told, seen=proof.sealed(seen), network=facts, limits=limits), mounts
 
     async def _confined_and_sealed(self, pids: tuple[int, int], told: proof.Told) -> proof.Look:
-        await asyncio.to_thread(self.limits.confine, pids)
+        if self.limits.base is not None:
+            await asyncio.to_thread(self.limits.confine, pids)
         seen = proof.look(told)
         self.namespace = os.stat(f"/proc/{pids[0]}/ns/pid").st_ino  # noqa: PTH116
         await self._seal()
@@ -243,7 +254,9 @@ class Session:
             await self.expect(process, "sealed")
 
     async def _prove(self, *, ahead: bool) -> None:
-        """Record what was shown of this very jail; no proof, no secret."""
+        """Record what was shown of this very jail; no proof, no secret. run.start goes to the disk with it: until "go"
+        nothing runs in the jail but our own code, and a daemon that dies takes the jail with it.
+        """
         if self.shown is None:
             raise Refusal("internal", "a jail without a proof")
         seq = self.parts.ledger.append(
@@ -265,10 +278,10 @@ class Session:
         age = asyncio.get_running_loop().time() - self.stood
         return f"shown {age:.0f} s before its command was asked for"
 
-    async def try_guards(self, shown: proof.Shown) -> tuple[Row, ...]:
-        """Have the workload try what each guard forbids, and judge that beside the controls."""
-        told = await tried(self)
-        control = await asyncio.to_thread(self.parts.stand.controls, self.guards, limits_of(self.run.role_rule.limits))
+    async def _judged(self, shown: proof.Shown, told: Mapping[str, str]) -> tuple[Row, ...]:
+        """What the workload tried and what was read, judged beside the controls."""
+        stand, limits = self.parts.stand, limits_of(self.run.role_rule.limits)
+        control = stand.known(self.guards) or await asyncio.to_thread(stand.controls, self.guards, limits)
         self.tried = self.berth.off_route()
         return judge(self.guards, shown.groups, told, control)
 

@@ -81,14 +81,27 @@ class StandProcess:
     def controls(self, guards: Sequence[Guard], limits: Mapping[str, int]) -> Mapping[str, str]:
         """The word of each guard's control; one that was run before is not run again. Raises CredgateError."""
         with self._lock:
-            if self._process.poll() is not None:  # what the attempts were aimed at went with it
-                raise _failed("it has died")
+            self._check_alive()
             new = [guard for guard in guards if guard.id not in self._words]
             if new:
                 host, lab = ([g.id for g in new if g.where is where] for where in (Where.HOST, Where.LAB))
                 request: fdpass.Json = {"op": "control", "host": host, "lab": lab, "limits": dict(limits)}
                 self._words |= _ask(self._sock, request)["words"]
             return dict(self._words)
+
+    def known(self, guards: Sequence[Guard]) -> Mapping[str, str]:
+        """The same without waiting; empty where one was not run yet. Raises CredgateError."""
+        if not self._lock.acquire(blocking=False):
+            return {}
+        try:
+            self._check_alive()
+            return dict(self._words) if all(guard.id in self._words for guard in guards) else {}
+        finally:
+            self._lock.release()
+
+    def _check_alive(self) -> None:
+        if self._process.poll() is not None:  # what the attempts were aimed at went with it
+            raise _failed("it has died")
 
     def stop(self) -> None:
         """End it; its stand-ins are cleared away."""

@@ -1,10 +1,12 @@
 """What is read back of a jail, field by field; the reading itself is in tests/jail and tests/e2e."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
-from credgate.proof import FIELD_GROUPS, Shown, writable
+from credgate import proof
+from credgate.proof import FIELD_GROUPS, writable
 from jail.guards import GROUPS
 from jail.readback import Facts
 from tests.jail.test_plan import SPEC
@@ -25,8 +27,20 @@ def test_nothing_of_the_hosts_is_writable() -> None:
     assert not {"/", "/usr", "/etc", "/dev", "/proc/sys", "/sys"} & writable(SPEC)
 
 
-def test_more_differences_are_added_to_a_group() -> None:
-    shown = Shown(id="p1", groups=dict.fromkeys(GROUPS, ()))
-    more = shown.with_more("mounts", ["one", "two"]).with_more("mounts", ["three"])
-    assert more.groups["mounts"] == ("one", "two", "three")
-    assert shown.groups["mounts"] == ()
+def test_a_limit_that_the_kernel_shows_otherwise_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((proof.readback, "compare"), (proof.berthfacts, "wrong"), (proof, "_program")):
+        monkeypatch.setattr(module, name, lambda *_: [])
+    for module, name in ((proof.readback, "beside"), (proof, "expected")):
+        monkeypatch.setattr(module, name, lambda *_, **__: None)
+    told = proof.Told(groups=(), launcher=1, pid1=2, workload=3, keyring=None)
+    facts: Any = None
+    seen = proof.Look(first=facts, second=facts, inherited={"terminal": ("one",)})
+    berth: Any = Berth
+    for limits in ([], ["memory.max: expected 1, got max"]):
+        shown = proof.read_back(SPEC, berth, proof.Read(told=told, seen=seen, network={}, limits=limits))
+        assert shown.groups["limits"] == tuple(limits)
+        assert shown.groups["terminal"] == ("one",)
+
+
+class Berth:
+    tcp: tuple[int, ...] = ()
