@@ -160,7 +160,7 @@ async def _session(
     berth, placed, base = made.berth, made.placed, made.placed.base
     policy, role = chosen.policy, chosen.policy.roles[chosen.role]
     decoys = decoys_of(policy, role.name)
-    spec, look = await _computed(parts, asked, chosen, (made.run, berth), decoys, child=parent is not None)
+    spec, look, digest = await _computed(parts, asked, chosen, (made.run, berth), decoys, child=parent is not None)
     spec = children_offered(replace(spec, sums=sums(base), canary=placed.canary), made.path)
     if parent is not None:
         visible(spec, parent.spec)
@@ -177,7 +177,9 @@ async def _session(
     )
     session = Session(parts, peer, run, berth, spec, RunLimits(base, spec))
     if not ahead:
-        note_start(session, look, await asyncio.to_thread(program_digest, spec.exe))  # see Session._prove
+        if digest is None:
+            digest = await asyncio.to_thread(program_digest, spec.exe)
+        note_start(session, look, digest)  # on the disk with the proof
     session.chosen, session.above, session.look = chosen, parent, look
     session.caller = peer if parent is None else parent.caller
     session.borrowed, session.manner = borrowed, placed.manner
@@ -202,8 +204,10 @@ async def _computed(
     decoys: Mapping[str, str],
     *,
     child: bool,
-) -> tuple[JailSpec, TreeLook]:
-    """The jail of the role, on a thread: it reads files of the host that an agent may have made slow or large."""
+) -> tuple[JailSpec, TreeLook, str | None]:
+    """The jail of the role, and the digest of its program, on a thread: they read files of the host that an agent may
+    have made slow or large. Of a child no digest yet: whether its parent sees the program is asked first.
+    """
     run_id, berth = made
     network = Network(gateway=berth.gateway, jail=berth.jail, proxy_port=berth.proxy_port)
     named = {
@@ -211,21 +215,27 @@ async def _computed(
         **registry_environment(chosen.policy, chosen.role),
         **decoy_environment(chosen.policy, decoys),
     }
+
+    def computed() -> tuple[JailSpec, TreeLook, str | None]:
+        spec, look = jail_spec(run_id, asked, chosen, parts.person, parts.places, parts.trust, named, network)
+        return spec, look, None if child else program_digest(spec.exe)
+
     try:
-        return await asyncio.to_thread(
-            jail_spec, run_id, asked, chosen, parts.person, parts.places, parts.trust, named, network
-        )
+        return await asyncio.to_thread(computed)
     except (CommandError, OSError):
         if not child:
             raise
         raise Refusal("not_found", f"{asked.argv[0]}: not in the parent's jail", "", 127) from None  # see visible()
 
 
-async def computed_again(session: Session, asked: Asked, chosen: Effective) -> tuple[JailSpec, TreeLook]:
-    """What a session's jail would be if it were made now, of what is asked now. Raises CredgateError."""
+async def computed_again(session: Session, asked: Asked, chosen: Effective) -> tuple[JailSpec, TreeLook, str]:
+    """What a session's jail would be if it were made now, of what is asked now, and the digest of its program.
+
+    Raises CredgateError.
+    """
     made = (session.run.id, session.berth)
-    spec, look = await _computed(session.parts, asked, chosen, made, session.run.decoys, child=False)
-    return replace(spec, sums=session.spec.sums, canary=session.spec.canary), look
+    spec, look, digest = await _computed(session.parts, asked, chosen, made, session.run.decoys, child=False)
+    return replace(spec, sums=session.spec.sums, canary=session.spec.canary), look, digest or ""
 
 
 async def _claim(parts: Parts, spec: JailSpec, chosen: Effective, parent: Session | None, *, ahead: bool) -> None:

@@ -24,7 +24,6 @@ from credgate.parts import Ending, Parts
 from credgate.peer import Peer
 from credgate.policyfile import Effective
 from credgate.prepare import Asked
-from credgate.programdigest import program_digest
 from credgate.session import Session
 from credgate.standin import Borrowed, place
 from jail import fdpass
@@ -116,13 +115,13 @@ class Pool:
             return None
         session = waiting.session
         try:
-            if not await self._fits(session, wanted):
+            digest = await self._fits(session, wanted)
+            if digest is None:
                 raise CredgateError("unfit", "what the jail was made of has changed")
             identity = (wanted.chosen.policy.sha256, wanted.chosen.role)
             self._parts.claims.take(session.run.id, session.spec, identity)
             session.peer, session.caller, session.borrowed = peer, peer, borrowed
             session.chosen = wanted.chosen
-            digest = await asyncio.to_thread(program_digest, session.spec.exe)
             note_start(session, session.look, digest)  # on the disk with its proof, before it gets its command
             await peer.send({"ev": "plan", "run": session.run.id, "warm": True}, waiting.hand_over())
         except BaseException as error:
@@ -133,21 +132,21 @@ class Pool:
         waiting.let_go()
         return session
 
-    async def _fits(self, session: Session, wanted: Wish) -> bool:
-        """Whether the jail is as one made now would be, but for its command; if so, it gets that."""
+    async def _fits(self, session: Session, wanted: Wish) -> str | None:
+        """The program's digest where only the command would differ in a jail made now, and it gets that; else None."""
         if session.mounts is None or not session.mounts.same() or select.select([session.pidfd], [], [], 0)[0]:
-            return False
+            return None
         # Not by the file's digest: a ceiling above it may have changed, and what a run may do is what it was made with.
         if not session.chosen.policy == session.run.policy == wanted.chosen.policy:
-            return False
-        spec, look = await computed_again(session, wanted.asked, wanted.chosen)
+            return None
+        spec, look, digest = await computed_again(session, wanted.asked, wanted.chosen)
         # What was missing in the tree is there now: the jail itself made it, and takes it away at its end.
         made = replace(spec.protected, reserved=session.spec.protected.reserved)
         spec = replace(spec, protected=made)
         if replace(spec, exe=session.spec.exe, argv=session.spec.argv) != session.spec:
-            return False
+            return None
         session.spec, session.look = spec, look
-        return True
+        return digest
 
     def refill(self, wanted: Wish, after: Session) -> None:
         """Make one for the next run of this kind, once this one is over, or runs for a while: it has the CPU first."""
