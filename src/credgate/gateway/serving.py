@@ -41,6 +41,8 @@ _OPTIONS = {"rawtcp": False, "http3": False, "websocket": False, "upstream_cert"
 # Their texts quote URLs, headers and certificates; what we need to know of them comes by hooks.
 _QUIET_LOGGERS = ("mitmproxy", "hpack", "h2", "asyncio")
 
+_WARM_AFTER = 0.2  # seconds
+
 
 class GatewayError(CredgateError):
     """The gateway can't listen, or isn't whole."""
@@ -56,6 +58,7 @@ class Serving:
         """Whoever builds on this sets `_hooks`."""
         self._options: Options | None = None
         self._instances: dict[str, list[CredgateInstance | Published]] = {}
+        self._warming: set[asyncio.Task[None]] = set()
         self._crowd = Crowd.below_the_limit()
         self._expiry = Expiry(self._end)
 
@@ -95,6 +98,15 @@ class Serving:
             await self.close(run.id)
             raise GatewayError("listen_failed", f"run {run.id}: can't listen: {error}") from error
         self._expiry.arm(run)
+        warming = asyncio.get_running_loop().create_task(self._warm(run))
+        self._warming.add(warming)
+        warming.add_done_callback(self._warming.discard)
+
+    async def _warm(self, run: Run) -> None:
+        """Make what first requests to targets would wait for, a moment behind the launch, which wants the CPU too."""
+        await asyncio.sleep(_WARM_AFTER)
+        if run.id in self._instances:
+            await self._hooks.upstream.targets.warm(run.policy.endpoints.values())
 
     def cut(self, run_id: str, detail: str, binding: str = "") -> int:
         """End the client and upstream connections of a run at once, or those that `binding` was used on.
@@ -132,6 +144,8 @@ class Serving:
         """Close every run."""
         for run_id in tuple(self._instances):
             await self.close(run_id)
+        for warming in tuple(self._warming):
+            warming.cancel()
         self._options = None
 
     def _gateway_addresses(self) -> frozenset[Address]:

@@ -8,6 +8,9 @@ import os
 import secrets
 import ssl
 from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from cryptography import x509
@@ -19,6 +22,7 @@ from credgate.memoryfile import in_memory
 from rules.policy import Endpoint
 
 _MAX_CONTEXTS = 256
+_MAX_WARM = 8  # contexts that are made ahead of a run's requests
 CA_HINT = "see `ca` of the endpoint in the policy"
 
 type Stamp = tuple[str, int, int, int]
@@ -46,6 +50,7 @@ class TargetTls:
         """`bundle` is the system's."""
         self._bundle = str(bundle)
         self._contexts: OrderedDict[_Key, ssl.SSLContext] = OrderedDict()
+        self._making: dict[_Key, asyncio.Task[ssl.SSLContext]] = {}
 
     async def context(self, endpoint: Endpoint, client: Identity | None = None) -> ssl.SSLContext:
         """What a connection to a target of this endpoint is made with. Raises CredgateError.
@@ -54,11 +59,31 @@ class TargetTls:
         """
         key = (stamp(self._bundle), stamp(endpoint.ca), client)
         context = self._contexts.get(key)
-        if context is None:
-            context = self._contexts[key] = await asyncio.to_thread(self._build, endpoint.ca, client)
-            if len(self._contexts) > _MAX_CONTEXTS:
-                self._contexts.popitem(last=False)
+        if context is not None:
+            return context
+        making = self._making.get(key)
+        if making is None:
+            making = self._making[key] = asyncio.get_running_loop().create_task(self._make(key, endpoint.ca, client))
+        return await asyncio.shield(making)  # others may wait for it who are still there
+
+    async def _make(self, key: _Key, ca: str, client: Identity | None) -> ssl.SSLContext:
+        try:
+            context = self._contexts[key] = await asyncio.to_thread(self._build, ca, client)
+        finally:
+            del self._making[key]
+        if len(self._contexts) > _MAX_CONTEXTS:
+            self._contexts.popitem(last=False)
         return context
+
+    async def warm(self, endpoints: Iterable[Endpoint]) -> None:
+        """Have the contexts ready that first requests would wait for, one after the other.
+
+        A CA file that is no good is told to the request that needs it. Who shows a client certificate waits for it.
+        """
+        by_file = {endpoint.ca: endpoint for endpoint in endpoints if endpoint.tls}
+        for endpoint in islice(by_file.values(), _MAX_WARM):
+            with suppress(CredgateError):
+                await self.context(endpoint)
 
     def _build(self, ca: str, client: Identity | None) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies chain and name
