@@ -100,10 +100,11 @@ install_aider() {
     local home=$1 name
     for name in python3.12 python3.11 python3.10; do
         if [ -x "/usr/bin/$name" ]; then
-            "/usr/bin/$name" -m venv --without-pip "$home/aider" &&
-                .venv/bin/python -m pip --python "$home/aider/bin/python" install -qq --disable-pip-version-check \
-                    --only-binary :all: --require-hashes -r tests/targets/aider/requirements.lock >&2 ||
+            if ! "/usr/bin/$name" -m venv --without-pip "$home/aider" ||
+                ! .venv/bin/python -m pip --python "$home/aider/bin/python" install -qq --disable-pip-version-check \
+                    --only-binary :all: --require-hashes -r tests/targets/aider/requirements.lock >&2; then
                 fail 1 "pip could not install what tests/targets/aider/requirements.lock names" "its own message is above"
+            fi
             ln -sfn ../aider/bin/aider "$home/bin/aider"
             return
         fi
