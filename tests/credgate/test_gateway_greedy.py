@@ -78,6 +78,8 @@ def test_who_takes_no_answer_is_asked_no_more(tmp_path: Path, monkeypatch: pytes
 class Chatter:
     """TLS whose other side asks for new keys before each byte: `own` bytes of an answer to that."""
 
+    server_side = False
+
     def __init__(self, own: int, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> None:
         self._own, self._incoming, self._outgoing = own, incoming, outgoing
 

@@ -370,7 +370,9 @@ def test_a_line_written_during_a_sync_gets_one_of_its_own(directory: Path):
 
     async def overlap(ledger: Ledger) -> None:
         first = asyncio.ensure_future(ledger.durable(ledger.append("intent")))
-        await asyncio.sleep(0.005)
+        async with asyncio.timeout(10):
+            while not seen:  # a thread's start may take its time
+                await asyncio.sleep(0.001)
         await ledger.durable(ledger.append("intent"))
         await first
 

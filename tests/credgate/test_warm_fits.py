@@ -42,8 +42,8 @@ def loaded() -> Policy:
 
 
 def fits(made: Policy, now: Policy, monkeypatch: pytest.MonkeyPatch) -> bool:
-    async def again(*_: object) -> tuple[Spec, None]:
-        return Spec(), None
+    async def again(*_: object) -> tuple[Spec, None, str]:
+        return Spec(), None, "digest"
 
     monkeypatch.setattr(warm, "computed_again", again)
     alive, end = os.pipe()
@@ -57,7 +57,7 @@ def fits(made: Policy, now: Policy, monkeypatch: pytest.MonkeyPatch) -> bool:
     wanted: Any = SimpleNamespace(asked=None, chosen=SimpleNamespace(policy=now))
     pool = warm.Pool.__new__(warm.Pool)
     try:
-        return asyncio.run(pool._fits(session, wanted))
+        return asyncio.run(pool._fits(session, wanted)) == "digest"
     finally:
         os.close(alive)
         os.close(end)
