@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from credgate.reconcile import scope
 from credgate.reconcile.model import SECOND
-from credgate.reconcile.sessions import pair_sessions
 from credgate.reconcile.tables import Tables
 from credgate.reconcile.targets import Target
 
@@ -52,7 +51,7 @@ def join(tables: Tables, targets: Sequence[Target]) -> list[tuple[Skew, list[str
         if not target.counts:
             _in_windows(tables, src, target, skew)
             if tables.number("SELECT count(*) FROM live WHERE src = $1 AND kind = 'session'", src):
-                pair_sessions(tables, src, skew.median, skew.window)
+                _sessions(tables, src, skew)
         found.append((skew, held))
     return found
 
@@ -297,3 +296,18 @@ def _greedy(a: list[int], b: list[int], window: int) -> list[tuple[int, int]]:
         else:
             j += 1
     return chosen
+
+
+def _sessions(tables: Tables, src: int, skew: Skew) -> None:
+    """One record for many requests (Squid's CONNECT): each request that lies within the session of its host."""
+    tables.add(
+        "pair",
+        "SELECT $1, n.g, n.r, 'session', 0, 0 FROM (SELECT g.g, l.r, row_number() OVER "
+        "(PARTITION BY g.g ORDER BY l.t, l.r) AS k FROM live l JOIN gw g ON g.host = l.host "
+        "AND g.t1 >= l.t - $2 - $3 AND g.t0 <= l.te - $2 + $3 JOIN gs s ON s.g = g.g AND s.src = l.src "
+        "WHERE l.src = $1 AND l.kind = 'session' AND g.ev <> 'deny' "
+        "AND g.g NOT IN (SELECT g FROM pair WHERE src = $1)) n WHERE n.k = 1",
+        src,
+        skew.median,
+        skew.window,
+    )

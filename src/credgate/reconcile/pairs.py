@@ -36,18 +36,14 @@ def judge(tables: Tables, src: int, target: Target, skew: Skew) -> None:
 
 
 def _sessions(tables: Tables, src: int) -> None:
-    """One record for many requests: a group each; a doubtful one where none was under way as it began."""
+    """One record for many requests: a group each."""
     tables.make(
         "held",
-        "SELECT p.g, p.r, p.how, p.grp FROM pair p JOIN live l ON l.r = p.r WHERE p.src = $1 AND l.kind = 'session'",
+        "SELECT p.g, p.r, p.how FROM pair p JOIN live l ON l.r = p.r WHERE p.src = $1 AND l.kind = 'session'",
         src,
     )
     tables.add("gres", "SELECT $1, g, 'matched-group', how, r, '', 0 FROM held", src)
-    tables.add(
-        "tres",
-        "SELECT r, CASE WHEN max(grp) = 1 THEN 'ambiguous' ELSE 'matched-group' END AS class, how, min(g), "
-        "CASE WHEN max(grp) = 1 THEN 'unopened' ELSE '' END AS note FROM held GROUP BY r, how",
-    )
+    tables.add("tres", "SELECT r, 'matched-group', how, min(g), '' FROM held GROUP BY r, how")
 
 
 # Either side may be one: their route's template, or our path with a hole where a secret was written.

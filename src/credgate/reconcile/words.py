@@ -18,7 +18,6 @@ _NOTES = {
     "replayed": "it carries an id or tag of a request that has its record already: copied from there",
     "our-address": "it came from an address of ours",
     "other-address": "it came from an address that is none of ours",
-    "unopened": "no request was under way as this tunnel was opened, only later: a clock is off, or it is not ours",
     "not-billed": "the target counts no such call",
     "no-bucket": "the export has no bucket for its time",
     "counted": "the target gives counts alone, and they are equal",

@@ -103,10 +103,3 @@ def web(at: float, path: str = "/", status: int = 200, size: int = 0, *, method:
 
     line = web_line(BEGIN + int(at * SECOND), path, status, size)
     return line.replace('"GET ', f'"{method} ') + more
-
-
-def tunnel(begin: float, end: float, *, host: str = "a.example", size: int = 9000) -> str:
-    """A CONNECT in Squid's native log; times are seconds after the ledger's begin."""
-    stamp = BEGIN // SECOND + end
-    elapsed = round((end - begin) * 1000)
-    return f"{stamp:.3f} {elapsed:6d} 192.0.2.1 TCP_TUNNEL/200 {size} CONNECT {host}:443 - HIER_DIRECT/x -"

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from credgate import cli
-from credgate.reconcile.fabricate import BEGIN, FORMATS, SECOND, WEB, honest
+from credgate.reconcile.fabricate import FORMATS, honest
 from credgate.reconcile.lies import LIES
-from tests.credgate.reconcile.rig import tunnel
 
 REQUESTS = 100_000
 # one target paired by tags and windows, one by request ids, one by counts
@@ -39,12 +38,10 @@ def packages() -> Path:
     return path
 
 
-def reconciled(
-    world: Path, out: Path, *more: str, with_packages: bool, sources: tuple[str, ...] = SOURCES
-) -> subprocess.CompletedProcess[str]:
+def reconciled(world: Path, out: Path, *more: str, with_packages: bool) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-W", "ignore", "-m", "credgate", "reconcile", "--ledger", str(world / "ledger")]
     argv += ["--mapping", str(world / "mapping.toml"), "--report", str(out)]
-    argv += [f"--source={name}={world / f'{name}.log'}" for name in sources]
+    argv += [f"--source={name}={world / f'{name}.log'}" for name in SOURCES]
     env = {"PATH": os.environ["PATH"], "HOME": str(world), "SPARK_LOCAL_IP": "127.0.0.1"}
     if with_packages:
         env["PYTHONPATH"] = str(packages())
@@ -80,25 +77,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("small")
     honest(40).write(directory)
     return directory
-
-
-@pytest.mark.needs("java")
-@pytest.mark.timeout(1200)
-def test_pyspark_gives_tunnels_the_same_requests(tmp_path: Path) -> None:
-    world = honest(200)
-    world.write(tmp_path)
-    times = sorted(at for at, ev, _, fields in world.ledger if ev == "intent" and fields["host"] == WEB)
-    first, *begins, last = [(at - BEGIN) / SECOND for at in times]
-    lines = [tunnel(first, last + 1, host=WEB), tunnel(last + 90, last + 95, host=WEB)]  # the other is somebody else's
-    lines += [tunnel(at, at + 9, host=WEB, size=300 * place) for place, at in enumerate(begins[::4])]
-    (tmp_path / "squid.log").write_text("".join(f"{line}\n" for line in lines))
-    source = f"--source=squid@{WEB}={tmp_path / 'squid.log'}"
-    here = reconciled(tmp_path, tmp_path / "here", source, with_packages=False, sources=())
-    there = reconciled(tmp_path, tmp_path / "there", source, "--engine", ENGINE, with_packages=True, sources=())
-    assert (here.returncode, there.returncode) == (3, 3), there.stderr
-    found = (tmp_path / "here" / "records.csv").read_text()
-    assert (tmp_path / "there" / "records.csv").read_text() == found
-    assert found.count(",session,") > len(lines)
 
 
 @pytest.mark.needs("java")
