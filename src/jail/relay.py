@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 BUFFER = 64 << 10  # bytes each way; a full buffer stops the reading, so that a slow side slows the other down
 CHUNK = 512  # bytes a write to a terminal whose description is shared with the shell, and so can't be non-blocking
-TICK = 0.25  # seconds between two looks at what no descriptor tells: the foreground, a slave opened anew
+TICK = 0.25  # seconds between two looks at what no descriptor tells: the foreground, its modes, a slave opened anew
 HOLD = 0.05  # seconds after which a byte that could begin an answer was a key; a terminal writes an answer at once
 READ = 512  # bytes of the terminal that are read at least, however full the buffer: a jail can't cut answers small
 QUIET = 0.1  # seconds without output after the end, before the rest is given up
@@ -207,14 +207,15 @@ class Relay:
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         poll.register(self._events, select.POLLIN)
-        tick = not self._open or (self._alive and not foreground)
+        reads = self._may_read(foreground=foreground)
+        tick = not self._open or (self._alive and not (foreground and (reads or not self._reads)))
         self._register(poll, self._master, self._open, len(self._to_user) < BUFFER, bool(self._to_jail))
         if self._alive:
             writes = bool(self._to_user)
             if writes and self._held_back():
                 self._suspend(signal.SIGTTOU)
                 return []
-            self._register(poll, self._tty, self._alive, self._may_read(foreground=foreground), writes)
+            self._register(poll, self._tty, self._alive, reads, writes)
         waiting = self._answers is not None and self._answers.waiting
         ready = poll.poll(HOLD * 1000 if waiting else TICK * 1000 if tick else None)
         self._open = self._open or not ready
@@ -230,7 +231,8 @@ class Relay:
         reading = select.POLLIN | select.POLLHUP | select.POLLERR
         if ready.get(self._master, 0) & reading and len(self._to_user) < BUFFER:
             self._read_jail()
-        if ready.get(self._tty, 0) & reading and self._foreground():
+        # Asked again: the wait may have begun before another program asked for a password.
+        if ready.get(self._tty, 0) & reading and self._may_read(foreground=self._foreground()):
             self._read_user()
         if self._to_jail and self._open:
             self._write_jail()
