@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 import pytest
+from mitmproxy.connection import Server
 
 from credgate.gateway.dial import Dialler
 from credgate.gateway.exchange import Target
@@ -21,7 +22,9 @@ from rules.hosts import HostPattern
 from rules.policy import Address, Endpoint
 from rules.reasons import Reason
 from rules.verdict import Deny
-from tests.credgate.gateway_rig import FAST, Rig, rig
+from tests.credgate.gateway_rig import FAST, POLICY, Client, Rig, rig
+from tests.credgate.h2_rig import H2Client
+from tests.credgate.test_gateway_h2 import BOTH, fields
 
 HOST = "up.good.test"
 PUBLIC = tuple(ip_address(f"93.184.216.{i}") for i in range(1, 9))
@@ -285,6 +288,76 @@ def test_a_kept_answer_outlives_a_flip_and_is_what_is_dialled(tmp_path: Path) ->
         (tmp_path / str(keep)).mkdir()
     assert asyncio.run(main(30.0)) == [200, 200]
     assert asyncio.run(main(0.0)) == [200, 403]
+
+
+BOUND = POLICY.replace(
+    "[role.dev]\nbindings = [",
+    '[binding.up]\nsecret = "token"\nendpoint = "looked-up"\nrules = ["all"]\nplace = "header:authorization"\n'
+    '[role.dev]\nbindings = ["up", ',
+).replace('host = "up.good.test"', 'host = "up.good.test"\nalpn = ["h2", "http/1.1"]')
+
+
+@pytest.mark.parametrize("alpn", [("http/1.1",), BOTH])
+@pytest.mark.parametrize(("after", "guarded", "status"), [(299, True, 200), (301, True, 403), (301, False, 200)])
+def test_a_connection_that_ends_while_its_next_request_is_judged(
+    after: int, guarded: bool, status: int, alpn: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request was judged to go on it. A new one goes nowhere that was judged longer ago than pins stay good."""
+    if not guarded:
+
+        async def as_it_is(_self: Dialler, target: Target, _slots: asyncio.Semaphore) -> Target:
+            return target
+
+        monkeypatch.setattr(Dialler, "fresh", as_it_is)
+
+    async def main() -> None:
+        async with rig(tmp_path, policy=BOUND, alpn=alpn) as r:
+            clock, ledger = Clock(), r.extra["ledger"]
+            vars(r.gateway._hooks.judge.dialler.pins)["_clock"] = clock
+            client = await r.tunnel(HOST, alpn=alpn)
+            ask = h2_get(client, r) if "h2" in alpn else lambda: h1_get(client, r)
+            assert await ask() == 200
+            clock.at += after
+            r.names[HOST] = (ip_address("10.0.0.1"),)
+            durable = ledger.durable
+
+            async def ending(seq: int) -> None:
+                await durable(seq)
+                await end_upstream(r)
+
+            ledger.durable = ending
+            assert await ask() == status
+            assert r.good.connections == (1 if status == 403 else 2)
+            if status == 403:
+                assert r.reasons()[-1] == "address_blocked"
+
+    asyncio.run(main())
+
+
+async def h1_get(client: Client, r: Rig) -> int:
+    return (await client.get("/a", host=f"{HOST}:{r.direct}")).status
+
+
+def h2_get(client: Client, r: Rig) -> Callable[[], Awaitable[int]]:
+    session = H2Client(client.reader, client.writer)
+
+    async def ask() -> int:
+        answer = await session.ask(fields(r, path=b"/a", host=HOST))
+        return answer.status
+
+    return ask
+
+
+async def end_upstream(r: Rig) -> None:
+    """Close every connection to a target that no request is on, and let the gateway hear of it."""
+    for link in tuple(r.gateway._hooks.pool._resting):
+        link.cut()
+    for instance in r.gateway._instances["run-1"]:
+        for handler in tuple(getattr(instance, "handlers", ())):
+            for connection in tuple(getattr(handler, "transports", ())):
+                if isinstance(connection, Server):
+                    handler.drop(connection)
+    await asyncio.sleep(0.05)
 
 
 async def _status(r: Rig, answer: str) -> int:

@@ -4,12 +4,12 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv6Address
 
 from credgate.errors import CredgateError
 from credgate.gateway.exchange import Target
-from credgate.gateway.pins import Pins
+from credgate.gateway.pins import RECENT, Pins
 from credgate.gateway.proxied import ProxyRefused, open_tunnel, tls_of
 from credgate.gateway.refusal import deny
 from credgate.gateway.targettls import Stamp, stamp
@@ -72,7 +72,20 @@ class Dialler:
             addresses=(*target.addresses, *map(unmap, older))[:_MAX_TRIES],
             note=note,
             secret=secret,
+            judged=target.judged,
         )
+
+    async def fresh(self, target: Target, slots: asyncio.Semaphore) -> Target:
+        """The target as it may be dialled now: a request that was to go on an open connection has the addresses of
+        that one, judged hours ago maybe, and the connection may have ended meanwhile. Raises DialError.
+        """
+        place: Endpoint | CorporateProxy = target.endpoint.proxy or target.endpoint
+        if place.pins or self.pins.now() - target.judged < RECENT:
+            return target
+        found = await self.target(target.endpoint, target.host, slots, target.secret)
+        if isinstance(found, Deny):
+            raise DialError(found.reason, found.hint)
+        return replace(found, client=target.client)
 
     def _judged(
         self,
@@ -89,7 +102,8 @@ class Dialler:
             kind = self._closed(address, place)
             if kind is not None:
                 return deny(Reason.METADATA if kind is AddressClass.METADATA else Reason.ADDRESS_BLOCKED)
-        return Target(host=host, endpoint=endpoint, addresses=addresses[:_MAX_TRIES], secret=secret)
+        addresses = addresses[:_MAX_TRIES]
+        return Target(host=host, endpoint=endpoint, addresses=addresses, secret=secret, judged=self.pins.now())
 
     def _closed(self, address: Address, place: Endpoint | CorporateProxy) -> AddressClass | None:
         own, listeners = self.own_addresses(), self.listeners()

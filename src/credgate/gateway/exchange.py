@@ -41,6 +41,7 @@ class Target:
     addresses: tuple[Address, ...]  # the proxy's, where the endpoint goes through one
     note: str = field(default="", compare=False)  # what changed since the host was looked up last
     secret: Secret | None = field(default=None, compare=False)  # the proxy's
+    judged: float = field(default=0.0, compare=False)  # when the addresses were, by the clock of the pins
     client: Identity | None = None  # what the gateway shows in the TLS handshake
     key: Key = field(init=False, compare=False)  # how mitmproxy knows it
     first: str = field(init=False, compare=False)  # the address that is dialled first

@@ -228,8 +228,10 @@ class GateHandler(Ending, Engine):
     async def _dial(self, server: Server, data: ServerConnectionHookData) -> Streams | None:
         await self.handle_hook(ServerConnectHook(data))
         if not server.error and not self.dead and server.address is not None:
+            dialler, known = self._hooks.judge.dialler, self.state.targets[server.address]
             try:
-                return await self._hooks.judge.dialler.connect(self.state.targets[server.address])
+                target = self.state.targets[server.address] = await dialler.fresh(known, self.state.run.lookups)
+                return await dialler.connect(target)
             except DialError as error:
                 server.error = error.reason.value
                 self.state.blame(server.address, error.reason, error.detail)

@@ -154,7 +154,8 @@ class TargetSide:
 
     def connected(self, link: Link, peer: str) -> None:
         """The connection to a judged address is there."""
-        self._state.pins[link.owned.target.key] = peer
+        target = link.owned.target
+        self._state.pins[target.key], self._state.targets[target.key] = peer, target
         if self._turn is not None and self._turn.link is link:
             self._turn.exchange.pin = peer
 

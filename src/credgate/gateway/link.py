@@ -6,7 +6,7 @@ as the target's own end does.
 
 import asyncio
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
@@ -80,6 +80,8 @@ class Link:
         try:
             if target.endpoint.tls:
                 context = await contexts.context(target.endpoint, target.client)
+            target = await dialler.fresh(target, self.owned.run.lookups)
+            self.owned = replace(self.owned, target=target)
             streams = await dialler.connect(target)
         except CredgateError as error:  # a CA file that is gone; without it there is no handshake
             self._fail(Reason.UPSTREAM_TLS, error.detail)

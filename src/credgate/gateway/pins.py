@@ -38,6 +38,10 @@ class Pins:
         self._resolve, self._keep, self._clock = resolve, keep, clock
         self._names: OrderedDict[str, _Name] = OrderedDict()
 
+    def now(self) -> float:
+        """The time by which answers count."""
+        return self._clock()
+
     async def look_up(self, host: str, slots: asyncio.Semaphore) -> tuple[Address, ...]:
         """The newest answer, judged or not. Raises what `resolve` raises; that is not kept.
 
