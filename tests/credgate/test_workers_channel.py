@@ -198,6 +198,9 @@ UNFIT: dict[str, m.Message] = {
     "a tunnel's end": m.Record("tunnel", {"run": "r1", "intent_seq": 7}),
     "counts below nothing": m.Counted("r1", -1, 0),
     "counts of another run": m.Counted("r2", 1, 0),
+    "counted refusals of another run": m.Held("id-1", {**FIELDS, "run": "r2"}),
+    "counted refusals of nobody": m.Held("id-1", {"reason": "no_rule"}),
+    "counted refusals that are no line": m.Held("id-1", {**FIELDS, "pubkeys": "x"}),
     "an alarm of another run": m.Alarm("r2", "secret_scrubbed", ""),
 }
 
@@ -240,6 +243,9 @@ def test_claims_for_what_is_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None
             made.take(m.Claim(run, 0, [], 1, 0, secrets, m.Marks(names=names), {"run": run}), [])
             await asyncio.sleep(0)
             assert (lines.lines, said) == ([], ["unfit claim"])
+        made, lines, said = desk()
+        made.take(m.Claim("r1", 0, [], 1, 0, {}, m.Marks(names=[]), {"run": "r2", "path": "/a"}), [])
+        assert (lines.lines, said) == ([], ["unfit claim"])
 
     asyncio.run(main())
 
@@ -257,6 +263,24 @@ def test_what_was_open_and_counted_is_written_at_its_end() -> None:
     ]
     assert {fields["reason"] for _, fields in lines.lines[:2]} == {"worker_died"}
     assert made.close("again") == 0
+
+
+def test_what_a_worker_counts_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("credgate.workers.desk.KINDS", 8)
+    made, _, said = desk()
+    for number in range(40):
+        made.take(m.Held(f"id-{number % 20}", FIELDS), [])
+    assert len(made.counted) == 16
+    assert set(said) == {"unfit Held"}
+
+
+def test_only_secrets_of_its_runs_are_told_by_a_worker() -> None:
+    made, _, said = desk()
+    made.runs["r1"].policy.secrets["token"] = object()  # type: ignore[index, assignment]  # only the name is asked for
+    for name in ("token", "another-runs", "vault.main"):
+        made.take(m.Known(name, "HTTP/1.1 200 OK"), [])
+    assert [name for name, _, _ in made.known.values()] == ["token"]
+    assert said == []
 
 
 @pytest.mark.parametrize("value", [0, 33, True, "0", "x", "", -1, 1.5, None])

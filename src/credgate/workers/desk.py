@@ -12,9 +12,10 @@ from typing import assert_never
 
 from credgate.errors import CredgateError
 from credgate.gateway import standing
+from credgate.gateway.floods import KINDS
 from credgate.gateway.judge import Judge
 from credgate.gateway.refusal import deny
-from credgate.ledger.record import LedgerError
+from credgate.ledger.record import LedgerError, clean_fields
 from credgate.runs import Run
 from credgate.secretvalue import SecretUnavailable
 from credgate.workers import messages as m
@@ -80,16 +81,15 @@ class Desk:
             case m.Record():
                 self._record(message)
             case m.Held():
-                fields, count = self.counted.get(message.id, (message.fields, 0))
-                self.counted[message.id] = (fields, count + 1)
-                self.requests += 1
+                self._held(message)
             case m.Counted():
                 self._count(message)
             case m.Alarm():
                 if message.run not in self._gone:
                     self._run(message.run).alarm(message.kind, message.detail)
             case m.Known():
-                self.known.add(message.name, message.value, basic=message.basic)
+                if any(message.name in run.policy.secrets for run in self.runs.values()):
+                    self.known.add(message.name, message.value, basic=message.basic)
             case _:
                 assert_never(message)
 
@@ -149,6 +149,8 @@ class Desk:
 
     async def _decided(self, claim: m.Claim) -> m.Noted | m.Refused | m.Stale:
         run = self._run(claim.run)
+        if claim.fields.get("run") != run.id:
+            raise Unfit("an intent of another run")
         newer = [await self._given(run, name) for name in claim.secrets]
         newer = [given for given in newer if given.version != claim.secrets[given.name]]
         if newer:
@@ -197,6 +199,18 @@ class Desk:
             self.counted.pop(str(fields.get("request_id")), None)
         else:
             self.requests += 1
+
+    def _held(self, held: m.Held) -> None:
+        """Remember what is written, should this worker die first: so it has to be a line of its own."""
+        if held.fields.get("run") not in self._gone:
+            self._run(str(held.fields.get("run")))
+        fields, count = self.counted.get(held.id, (held.fields, 0))
+        if not count:
+            clean_fields("deny", {**fields, "request_id": held.id})
+            if len(self.counted) >= KINDS * (len(self.runs) + 1):
+                raise Unfit("more refusals than are counted at a time")
+        self.counted[held.id] = (fields, count + 1)
+        self.requests += 1
 
     def _count(self, counted: m.Counted) -> None:
         if counted.run in self._gone:
