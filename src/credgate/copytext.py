@@ -1,10 +1,10 @@
 """A change of a copy in words, as JSON and as a unified diff; for terminals, and names and contents are hostile."""
 
-import difflib
 import os
 import stat
 from collections.abc import Iterator
 
+from credgate import linediff
 from credgate.beneath import Beneath
 from credgate.copylook import PERMISSIONS, Change, Kind
 from credgate.copystore import Entry
@@ -77,7 +77,7 @@ def unified(change: Change, upper: Beneath, tree: Beneath) -> Iterator[str]:
         return
     before, after = (text.decode(errors="backslashreplace").splitlines() for text in (old, new))
     name = escape(change.path)
-    for each in difflib.unified_diff(before, after, f"a/{name}", f"b/{name}", lineterm=""):
+    for each in linediff.unified(before, after, f"a/{name}", f"b/{name}"):
         yield each[:1] + escape(each[1:].expandtabs())
 
 

@@ -1,6 +1,5 @@
 """Which policy files of work trees the user has read and accepted: path, hash and text, as direnv does."""
 
-import difflib
 import fcntl
 import json
 import os
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from credgate import linediff
 from credgate.errors import CredgateError
 from credgate.paths import open_private, private_dir, read_private, write_private
 
@@ -72,7 +72,7 @@ def diff_against_trusted(path: Path, data: bytes, state: Path) -> str:
 
 def unified(old: str, new: str, path: Path) -> str:
     """Return a unified diff of two texts, "" where they are equal."""
-    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), f"{path} (trusted)", f"{path} (now)", lineterm="")
+    lines = linediff.unified(old.splitlines(), new.splitlines(), f"{path} (trusted)", f"{path} (now)")
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -205,7 +205,7 @@ def _uv_files(caller: Caller, env: Mapping[str, str]) -> Iterator[dict[str, obje
             yield tomllib.loads(path.read_text("utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ClientError("client_config_invalid", f"{path}: {type(error).__name__}", "mend it") from error
 
 

@@ -153,6 +153,8 @@ def _toml(data: bytes) -> dict[str, object]:
         raise _single(f"not UTF-8 at byte {fault.start}", "save the file as UTF-8") from fault
     except tomllib.TOMLDecodeError as fault:
         raise _single(f"not TOML: {_lower(str(fault))}", "strings need quotes, tables [brackets]") from fault
+    except ValueError as fault:  # int of more digits than Python takes
+        raise _single("not TOML that anyone would write: a number of thousands of digits") from fault
     except RecursionError as fault:
         raise _single("not TOML that anyone would write: nested too deep") from fault
 

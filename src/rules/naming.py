@@ -49,5 +49,10 @@ def _means(pattern: TreePattern, path: str) -> bool:
 
 
 def _leads_out(path: str, target: str) -> bool:
-    """By the text of the link: where another link lies on its way it may lead elsewhere, and that one is judged too."""
-    return target.startswith("/") or normpath(join(dirname(path), target)).split("/")[0] == ".."
+    """By the text of the link. Another link on its way may lead elsewhere in the tree, and is judged too: up from there
+    it could be out, so ".." behind a name is taken for that.
+    """
+    names = [name for name in target.split("/") if name not in ("", ".")]
+    up = next((n for n, name in enumerate(names) if name != ".."), len(names))
+    outside = normpath(join(dirname(path), target)).split("/")[0] == ".."
+    return target.startswith("/") or outside or ".." in names[up:]

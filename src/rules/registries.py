@@ -81,7 +81,7 @@ def clients_of(data: bytes) -> tuple[Client, ...]:
     """Return whose configuration a policy file asks for, each once. Faults of the file are load_policy's to say."""
     try:
         endpoints = tomllib.loads(data.decode("utf-8")).get("endpoint")
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return ()
     if not isinstance(endpoints, dict):
         return ()

@@ -292,10 +292,15 @@ def test_what_must_be_named(rig: Rig) -> None:
         rig.put(path)
     (rig.upper / "up").symlink_to("../elsewhere")
     (rig.upper / "fine").symlink_to("src/main.py")
+    (rig.upper / "a/b").mkdir(parents=True, exist_ok=True)
+    (rig.upper / "a/b/top").symlink_to("../../src")  # in the tree, and from there
+    (rig.upper / "a/b/out").symlink_to("top/../../x")  # out of it, whatever the text looks like
+    (rig.upper / "a/b/in").symlink_to("../../src/main.py")
     done = apply(rig.copy, ["."])
     passed = {c.path for c in done.apart}
     assert passed >= {*apart, "up", "private", "deploy"}
-    assert {"fine"} <= {c.path for c in done.taken} and not done.whole
+    assert "a/b/out" in passed
+    assert {"fine", "a/b/top", "a/b/in"} <= {c.path for c in done.taken} and not done.whole
     assert not any((rig.tree / path).exists() for path in apart)
     assert apply(rig.copy, sorted({*apart, "up"})).left == ()
     assert all((rig.tree / path).exists() for path in apart)

@@ -113,7 +113,15 @@ def test_a_dial_port_stays() -> None:
 def test_which_clients_a_file_asks_for() -> None:
     assert clients_of(TEXT.encode()) == (Client.NPM,)
     assert clients_of((TEXT + '[endpoint.p]\nhost_from = "pip-files"\n').encode()) == (Client.NPM, Client.PIP_FILES)
-    for odd in (b"", b"\xff", b"endpoint = 1", b"[endpoint]\nx = 1", b"[endpoint.x]\nhost_from = 1", b"[" * 5000):
+    for odd in (
+        b"",
+        b"\xff",
+        b"endpoint = 1",
+        b"[endpoint]\nx = 1",
+        b"[endpoint.x]\nhost_from = 1",
+        b"a = " + b"[" * 5000,
+        b"a = " + b"9" * 5000,
+    ):
         assert clients_of(odd) == ()
 
 

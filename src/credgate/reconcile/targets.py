@@ -286,7 +286,7 @@ def load_mapping(path: Path | None) -> Mapping[str, Mapping[str, object]]:
         raise ReconcileError(
             "mapping", f"can't read {path}: {(error.strerror or str(error)).lower()}", "", 2
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ReconcileError(
             "mapping", f"{path} is not TOML: {error}", "docs/reconcile.md has an example", 2
         ) from error
