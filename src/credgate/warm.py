@@ -19,6 +19,8 @@ from typing import Any
 
 from credgate.closing import close
 from credgate.errors import CredgateError
+from credgate.gateway.expiry import ends
+from credgate.given import check_arguments
 from credgate.opening import computed_again, note_start, open_session
 from credgate.parts import Ending, Parts
 from credgate.peer import Peer
@@ -106,8 +108,9 @@ class Pool:
     async def claim(self, wanted: Wish, peer: Peer, borrowed: Borrowed) -> Session | None:
         """A jail for this run, its start recorded and its launcher told; None where none fits.
 
-        Raises CredgateError where another run stands in its way, as for any run.
+        Raises CredgateError where another run stands in its way, or for the command's arguments, as for any run.
         """
+        check_arguments(wanted.asked.argv)
         if wanted.key in self._making:  # sooner there than another one that begins now
             await self._making[wanted.key].wait()
         waiting = self._waiting.pop(wanted.key, None)
@@ -122,6 +125,7 @@ class Pool:
             self._parts.claims.take(session.run.id, session.spec, identity)
             session.peer, session.caller, session.borrowed = peer, peer, borrowed
             session.chosen = wanted.chosen
+            self._parts.gateway.begins(session.run)
             note_start(session, session.look, digest)  # on the disk with its proof, before it gets its command
             await peer.send({"ev": "plan", "run": session.run.id, "warm": True}, waiting.hand_over())
         except BaseException as error:
@@ -138,6 +142,8 @@ class Pool:
             return None
         # Not by the file's digest: a ceiling above it may have changed, and what a run may do is what it was made with.
         if not session.chosen.policy == session.run.policy == wanted.chosen.policy:
+            return None
+        if ends(session.run) and self._parts.gateway.workers is not None:  # they count from when it was made
             return None
         spec, look, digest = await computed_again(session, wanted.asked, wanted.chosen)
         # What was missing in the tree is there now: the jail itself made it, and takes it away at its end.

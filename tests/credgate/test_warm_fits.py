@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 
 from credgate import warm
+from credgate.errors import CredgateError
+from credgate.gateway.serving import Serving
+from credgate.runs import Run
+from rules.grants import SECOND, Use, refusal
 from rules.load import load_policy
 from rules.policy import Policy
+from rules.verdict import Deny
 
 TEXT = b"""
 version = 1
@@ -41,7 +46,7 @@ def loaded() -> Policy:
     return load_policy(TEXT, packs={}, base_dir="/")
 
 
-def fits(made: Policy, now: Policy, monkeypatch: pytest.MonkeyPatch) -> bool:
+def fits(made: Policy, now: Policy, monkeypatch: pytest.MonkeyPatch, workers: object = None) -> bool:
     async def again(*_: object) -> tuple[Spec, None, str]:
         return Spec(), None, "digest"
 
@@ -51,11 +56,12 @@ def fits(made: Policy, now: Policy, monkeypatch: pytest.MonkeyPatch) -> bool:
         mounts=SimpleNamespace(same=lambda: True),
         pidfd=alive,
         chosen=SimpleNamespace(policy=made),
-        run=SimpleNamespace(policy=made),
+        run=Run(id="r1", policy=made, role="dev", gateway_ip="127.0.0.9", proxy_port=1),
         spec=Spec(),
     )
     wanted: Any = SimpleNamespace(asked=None, chosen=SimpleNamespace(policy=now))
     pool = warm.Pool.__new__(warm.Pool)
+    pool._parts = SimpleNamespace(gateway=SimpleNamespace(workers=workers))  # type: ignore[assignment]  # what is asked
     try:
         return asyncio.run(pool._fits(session, wanted)) == "digest"
     finally:
@@ -74,3 +80,52 @@ def test_a_ceiling_that_came_or_changed_does_not_fit(monkeypatch: pytest.MonkeyP
     assert not fits(loaded(), replace(now, ceiling_sha256="c" * 64), monkeypatch)
     closed = replace(now, ceiling_sha256="c" * 64, roles={"dev": replace(now.roles["dev"], endpoints=())})
     assert not fits(replace(now, ceiling_sha256="d" * 64), closed, monkeypatch)
+
+
+@pytest.mark.parametrize("bound", ["", "deadline", "ttl"])
+def test_what_is_bounded_by_time_waits_for_no_worker(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers were told when the jail was made, and count from then."""
+    text = {
+        "": TEXT,
+        "deadline": TEXT + b'deadline = "1h"\n',
+        "ttl": TEXT.replace(b'endpoints = ["a"]', b'bindings = ["b"]')
+        + b'[secret.s]\nsource = "keyring:s/s"\n[binding.b]\nsecret = "s"\nendpoint = "a"\nrules = ["all"]\n'
+        + b'place = "header:authorization"\nttl = "1h"\n',
+    }[bound]
+    policy = load_policy(text, packs={}, base_dir="/")
+    assert fits(policy, policy, monkeypatch)
+    assert fits(policy, policy, monkeypatch, workers=object()) is not bool(bound)
+
+
+def test_time_begins_when_the_command_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        at = [5 * SECOND]
+        monkeypatch.setattr("credgate.gateway.serving.now", lambda: at[0])
+        monkeypatch.setattr("credgate.gateway.expiry.now", lambda: at[0])
+        policy = load_policy(TEXT + b'deadline = "30s"\n', packs={}, base_dir="/")
+        run = Run(id="r1", policy=policy, role="dev", gateway_ip="127.0.0.9", proxy_port=1)
+        run.spent = replace(run.spent, started=at[0])
+        at[0] += 40 * SECOND
+        assert isinstance(refusal(run.spent, run.role_rule, Use(), at[0]), Deny)
+        serving = Serving()
+        serving.begins(run)
+        assert refusal(run.spent, run.role_rule, Use(), at[0]) is None
+        assert isinstance(refusal(run.spent, run.role_rule, Use(), at[0] + 30 * SECOND), Deny)
+        assert run.id in serving._expiry._timers
+        serving._expiry.disarm(run.id)
+
+    asyncio.run(main())
+
+
+def test_a_credential_among_the_arguments_is_refused_as_for_any_run() -> None:
+    pool = warm.Pool.__new__(warm.Pool)
+    pool._making, pool._waiting = {}, {}
+    nobody: Any = None
+
+    def claim(word: str) -> object:
+        wanted: Any = SimpleNamespace(asked=SimpleNamespace(argv=["/bin/echo", word]), key="k")
+        return asyncio.run(pool.claim(wanted, nobody, nobody))
+
+    assert claim("hello") is None  # there is none that waits
+    with pytest.raises(CredgateError, match="argument 1 of the command looks like a credential"):
+        claim("ghp_" + "a1B2" * 9)

@@ -117,6 +117,7 @@ def test_a_jail_waits_for_one_command_and_no_other(site: Site) -> None:
         (start,) = site.ledger(ev="run.start", run=third[4])
         assert start["program"].endswith("/cat")
         assert caller.warmed("sh", "-c", "kill -9 $$")[:2] == [137, "signaled"]
+        assert caller.run("echo", "ghp_" + "a1B2" * 9)[0] == "argument_credential"
         missing = caller.warmed("no-such-command")
         assert missing[0] == "not_found"
         killed = caller.run("sleep", "300", timeout=0.5)

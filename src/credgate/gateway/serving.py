@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from credgate.gateway.expiry import Expiry
 from credgate.gateway.hooks import HOOKS, Hooks
 from credgate.gateway.mode import CredgateInstance
 from credgate.ledger.record import LedgerError
-from credgate.runs import Listener, Run
+from credgate.runs import Listener, Run, now
 from rules.policy import Address
 
 if TYPE_CHECKING:
@@ -101,6 +102,11 @@ class Serving:
         warming = asyncio.get_running_loop().create_task(self._warm(run))
         self._warming.add(warming)
         warming.add_done_callback(self._warming.discard)
+
+    def begins(self, run: Run) -> None:
+        """A run that waited gets its command: what of its rights is bounded by time is so from now on."""
+        run.spent = replace(run.spent, started=now())
+        self._expiry.arm(run)
 
     async def _warm(self, run: Run) -> None:
         """Make what first requests to targets would wait for, a moment behind the launch, which wants the CPU too."""
