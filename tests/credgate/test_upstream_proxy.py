@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.credgate.gateway_rig import POLICY, SECRET, Rig, rig, server_tls
+from tests.credgate.h2_rig import H2Client
 from tests.targets.pki import Authority as TargetCa
 
 HOST = "api.good.test"
@@ -69,12 +70,17 @@ def policy(proxy: Corporate, *more: str) -> str:
         + "[endpoint.good]"
     )
     through = POLICY.replace("[endpoint.good]", table, 1)
-    return through.replace('dial_port = {good}\naddress = ["127.0.0.1"]', 'dial_port = {good}\nproxy = "corp"', 1)
+    for port in ("good", "h2"):
+        direct = f'dial_port = {{{port}}}\naddress = ["127.0.0.1"]'
+        through = through.replace(direct, f'dial_port = {{{port}}}\nproxy = "corp"', 1)
+    return through
 
 
 @contextlib.asynccontextmanager
-async def behind(tmp_path: Path, proxy: Corporate, *more: str, ca: TargetCa | None = None) -> AsyncIterator[Rig]:
-    async with proxy.up(), rig(tmp_path, policy=policy(proxy, *more), test_ca=ca) as r:
+async def behind(
+    tmp_path: Path, proxy: Corporate, *more: str, ca: TargetCa | None = None, alpn: str = "http/1.1"
+) -> AsyncIterator[Rig]:
+    async with proxy.up(), rig(tmp_path, policy=policy(proxy, *more), test_ca=ca, alpn=(alpn,)) as r:
         r.names["proxy.good.test"] = (ip_address("127.0.0.1"),)
         proxy.to = r.good.port
         yield r
@@ -95,7 +101,9 @@ def test_the_target_is_reached_by_name_and_the_secret_is_inside_tls_alone(tmp_pa
             assert proxy.heads == [b"CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n" % (authority, authority)]
             assert r.good.seen[0].values(b"authorization") == [b"Bearer " + SECRET.encode()]
             assert SECRET.encode() not in proxy.carried and proxy.carried
-            assert [record["pin"] for record in r.records("intent", "outcome")] == ["proxy", "proxy"]
+            intent, outcome = r.records("intent", "outcome")
+            assert (intent["pin"], outcome["pin"]) == ("proxy", "proxy")
+            assert "tunnels" not in intent and intent["ts"] <= outcome["tunnels"][0] <= outcome["ts"]
 
     asyncio.run(main())
 
@@ -109,6 +117,36 @@ def test_its_password_goes_to_it_and_nowhere_else(tmp_path: Path) -> None:
             assert proxy.heads[0].endswith(b"\r\nProxy-Authorization: Basic " + credential + b"\r\n\r\n")
             assert credential not in r.good.raw and PASSWORD.encode() not in r.good.raw
             assert PASSWORD not in repr(r.run) + "".join(map(str, r.records()))
+
+    asyncio.run(main())
+
+
+def test_the_ledger_says_which_request_had_a_tunnel_opened(tmp_path: Path) -> None:
+    """One that goes by an open connection has none; one whose tunnel is refused has, for the proxy's log has a line."""
+
+    async def main() -> None:
+        proxy = Corporate()
+        async with behind(tmp_path, proxy) as r:
+            client = await r.tunnel(HOST)
+            for _ in range(3):
+                assert (await client.get(host=f"{HOST}:{r.direct}")).status == 200
+            assert [len(record.get("tunnels", ())) for record in r.records("outcome")] == [1, 0, 0]
+            assert len(proxy.heads) == 1
+
+    asyncio.run(main())
+
+
+def test_it_says_so_of_http2_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        proxy = Corporate()
+        async with behind(tmp_path, proxy, alpn="h2") as r:
+            opened = await r.tunnel("h2.good.test", alpn=("h2",))
+            client = H2Client(opened.reader, opened.writer)
+            head = [(b":method", b"GET"), (b":scheme", b"https"), (b":path", b"/ok/a")]
+            for _ in range(2):
+                await client.ask([*head, (b":authority", f"h2.good.test:{r.direct}".encode())])
+            assert [len(record.get("tunnels", ())) for record in r.records("outcome")] == [1, 0]
+            assert len(proxy.heads) == 1
 
     asyncio.run(main())
 
@@ -143,6 +181,7 @@ def test_a_proxy_that_refuses(answer: bytes, tmp_path: Path) -> None:
             outcome = r.records("outcome")[-1]
             assert (outcome["reason"], outcome["pin"]) == ("upstream_unreachable", "proxy")
             assert outcome["detail"].startswith("the proxy")
+            assert len(outcome["tunnels"]) == len(proxy.heads) == 1
             assert r.untouched
 
     asyncio.run(main())

@@ -10,7 +10,7 @@ from ipaddress import IPv6Address
 from credgate.errors import CredgateError
 from credgate.gateway.exchange import Target
 from credgate.gateway.pins import RECENT, Pins
-from credgate.gateway.proxied import ProxyRefused, open_tunnel, tls_of
+from credgate.gateway.proxied import ProxyRefused, instant, open_tunnel, tls_of
 from credgate.gateway.refusal import deny
 from credgate.gateway.targettls import Stamp, stamp
 from credgate.secretvalue import Secret
@@ -23,6 +23,7 @@ _MAX_TRIES = 4  # addresses of one name; all of them within one connect time-out
 
 type OwnAddresses = Callable[[], frozenset[Address]]
 type Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+type Asked = Callable[[str], None]  # is told when a proxy is asked for a tunnel: its log has a line of it then
 
 
 class DialError(Exception):
@@ -116,16 +117,16 @@ class Dialler:
         except (OSError, UnicodeError):  # TimeoutError is an OSError; idna raises the other one (tried)
             return deny(Reason.RESOLVE_FAILED)
 
-    async def connect(self, target: Target) -> Streams:
+    async def connect(self, target: Target, asked: Asked) -> Streams:
         """Open a TCP connection to one of the judged addresses, or the tunnel through a proxy. Raises DialError."""
         try:
             async with asyncio.timeout(self.connect_timeout):
                 for address in target.addresses[:-1]:
                     try:
-                        return await self._one(address, target)
+                        return await self._one(address, target, asked)
                     except ConnectionError:
                         continue
-                return await self._one(target.addresses[-1], target)
+                return await self._one(target.addresses[-1], target, asked)
         except TimeoutError as error:
             raise DialError(Reason.UPSTREAM_TIMEOUT) from error
         except ssl.SSLError as error:
@@ -137,13 +138,14 @@ class Dialler:
         except CredgateError as error:
             raise DialError(Reason.UPSTREAM_TLS, error.detail) from error
 
-    async def _one(self, address: Address, target: Target) -> Streams:
+    async def _one(self, address: Address, target: Target, asked: Asked) -> Streams:
         proxy = target.endpoint.proxy
         if proxy is None:
             return await _open(address, target.endpoint.dial_port)
         context = self._context(proxy) if proxy.tls else None
         streams = await _open(address, proxy.port, context, proxy.host)
         try:
+            asked(instant())
             await open_tunnel(streams, proxy, (target.host, target.endpoint.dial_port), target.secret)
         except BaseException:
             streams[1].transport.abort()

@@ -77,6 +77,7 @@ class Exchange:
     intent_seq: int = 0
     target: Target | None = None
     pin: str = ""
+    tunnels: tuple[str, ...] = ()  # when a corporate proxy was asked for a connection for it
     body_max: int = 0  # bytes of a body that is read before it is judged; 0: it isn't
     held: int = 0  # bytes of it that are kept
     hold: Callable[[bytes], bool] | None = field(default=None, repr=False)  # counts them; True: refused
@@ -145,6 +146,13 @@ class ClientState:
     def port(self) -> int:
         """The port that the client means."""
         return self.connect_port or self.listener.port
+
+    def asked(self, key: Key, at: str) -> None:
+        """Note with the exchange that waits for it (the first that had none) that a proxy was asked for a tunnel."""
+        waiting = [one for one in self.exchanges if one.target is not None and one.target.key == key]
+        if waiting:
+            one = min(waiting, key=lambda one: (len(one.tunnels), one.intent_seq))
+            one.tunnels += (at,)
 
     def blame(self, key: Key | None, reason: Reason, why: str = "") -> None:
         """Give every exchange that waits for this upstream the reason why it will not come."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from mitmproxy.connection import Client, Connection, ConnectionState, Server
@@ -231,7 +232,7 @@ class GateHandler(Ending, Engine):
             dialler, known = self._hooks.judge.dialler, self.state.targets[server.address]
             try:
                 target = self.state.targets[server.address] = await dialler.fresh(known, self.state.run.lookups)
-                return await dialler.connect(target)
+                return await dialler.connect(target, partial(self.state.asked, server.address))
             except DialError as error:
                 server.error = error.reason.value
                 self.state.blame(server.address, error.reason, error.detail)

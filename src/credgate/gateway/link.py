@@ -82,7 +82,7 @@ class Link:
                 context = await contexts.context(target.endpoint, target.client)
             target = await dialler.fresh(target, self.owned.run.lookups)
             self.owned = replace(self.owned, target=target)
-            streams = await dialler.connect(target)
+            streams = await dialler.connect(target, self._asked)
         except CredgateError as error:  # a CA file that is gone; without it there is no handshake
             self._fail(Reason.UPSTREAM_TLS, error.detail)
             return
@@ -107,6 +107,10 @@ class Link:
             return
         self.timer = asyncio.get_running_loop().call_later(patience, self._late)
         pipe.start_tls(partial(context.wrap_bio, server_hostname=target.host), ahead)
+
+    def _asked(self, at: str) -> None:
+        if self.lane is not None:
+            self.lane.asked(self, at)
 
     def _dialled(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import re
 import ssl
+from datetime import UTC, datetime
 
 from credgate.secretvalue import Secret
 from rules.policy import CorporateProxy
@@ -26,6 +27,11 @@ def tls_of(proxy: CorporateProxy, bundle: str) -> ssl.SSLContext:
         if file:
             context.load_verify_locations(file)
     return context
+
+
+def instant() -> str:
+    """Now by the wall clock, as the ledger's `ts`."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 async def open_tunnel(streams: Streams, proxy: CorporateProxy, target: tuple[str, int], secret: Secret | None) -> None:

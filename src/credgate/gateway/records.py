@@ -317,6 +317,7 @@ def _outcome_words(exchange: Exchange, reason: Reason | None, detail: str) -> di
         **digests_of(exchange, reason),
         "placeholder_skipped": () if exchange.quoted is None else tuple(sorted(exchange.quoted.found)),
         "request_id": exchange.refusal.request_id if exchange.refusal else "",
+        "tunnels": exchange.tunnels,
     }
 
 

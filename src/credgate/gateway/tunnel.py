@@ -33,6 +33,10 @@ def tunnel_for(run: Run, port: int) -> Endpoint | None:
     return next((endpoint for endpoint in run.policy.tunnels_of(run.role) if endpoint.listen == port), None)
 
 
+def _no_proxy(_at: str) -> None:
+    raise RuntimeError("an opaque endpoint goes through no proxy")
+
+
 class Piped:
     """One opaque connection and what it is piped to. `handle_client` runs it to its end; `_open` is the subclass's."""
 
@@ -179,7 +183,7 @@ class Tunnel(Piped):
 
     async def _dial(self, target: Target) -> Streams | None:
         try:
-            streams = await self._steps.judge.dialler.connect(target)
+            streams = await self._steps.judge.dialler.connect(target, _no_proxy)
         except DialError as error:
             self._end(error.reason, error.detail)
             return None

@@ -144,6 +144,7 @@ FIELDS: Mapping[str, Kind] = {
     "registries": Texts(count=8, cap=256),  # of run.start: what each host_from was resolved to
     "switches": Texts(count=8, cap=32),  # of run.start: what the role opened, as "allow_userns"
     "torn": Text(),  # of recovered: the file they lie in now
+    "tunnels": Texts(count=4, cap=32),  # of outcome, mint: when a corporate proxy was asked for a connection for it
     "tree_size": Number(),  # of checkpoint and pruned: lines that root stands for
     "ua_tag": Text(),
     "verdict": Text(cap=16),

@@ -65,8 +65,13 @@ class _Call:
     target: Target
     sent: bool = False
     pin: str = ""
+    tunnels: tuple[str, ...] = ()
     agent: str = "credgate"
     started: float = field(default_factory=time.monotonic)
+
+    def note(self, at: str) -> None:
+        """A proxy is asked for a tunnel."""
+        self.tunnels += (at,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +142,7 @@ class Calls:
             req_bytes=len(call.asked.body) if call.sent else 0,
             resp_bytes=0 if answer is None else len(answer.body),
             ms=int((time.monotonic() - call.started) * 1000),
+            tunnels=call.tunnels,
         )
 
     def _fingerprint(self, call: _Call, answer: Answered) -> str:
@@ -153,7 +159,7 @@ class Calls:
 
     async def _exchange(self, call: _Call) -> Answered:
         try:
-            streams = await self.dialler.connect(call.target)
+            streams = await self.dialler.connect(call.target, call.note)
         except DialError as error:
             raise CallFailed(error.reason, error.detail) from error
         try:

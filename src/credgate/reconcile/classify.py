@@ -78,14 +78,21 @@ def _unanswered(tables: Tables, src: int, target: Target, skew: Skew, seen: Seen
     end = (until if until is not None else max(newest - skew.median, seen.last)) - target.delay_s * SECOND
     not_reached = f"g.status = 0 AND g.reason IN ({', '.join(f"'{reason}'" for reason in NOT_REACHED)})"
     _surplus(tables, src, "g")
+    tables.make(  # a proxy's line of a tunnel comes when it ends
+        "own_tunnel",
+        "SELECT DISTINCT d.g FROM gdial d WHERE EXISTS (SELECT 1 FROM tg l WHERE l.src = $1 AND l.kind = 'session')",
+        src,
+    )
     tables.make(
         "alone",
         f"SELECT s.g, CASE WHEN s.absent <> '' THEN 'expected-absent' WHEN {not_reached} THEN 'expected-absent' "
         "WHEN g.t0 > $2 THEN 'outside' WHEN g.t1 > $3 THEN 'pending' WHEN g.status = 0 THEN 'unknown-outcome' "
         f"WHEN u.id IS NOT NULL THEN 'ambiguous' ELSE '{'not-logged' if target.best_effort else 'gateway-only'}' END "
         f"AS class, CASE WHEN s.absent <> '' THEN 'rule:' || s.absent WHEN {not_reached} THEN 'not-reached:' || "
-        "g.reason WHEN u.id IS NOT NULL THEN 'group:' || u.n || ':' || u.m ELSE '' END AS note "
-        "FROM gs s JOIN gw g ON g.g = s.g LEFT JOIN spare u ON u.id = s.g WHERE s.src = $1 AND g.ev <> 'deny' "
+        "g.reason WHEN u.id IS NOT NULL THEN 'group:' || u.n || ':' || u.m "
+        "WHEN o.g IS NOT NULL THEN 'own-tunnel' ELSE '' END AS note "
+        "FROM gs s JOIN gw g ON g.g = s.g LEFT JOIN spare u ON u.id = s.g LEFT JOIN own_tunnel o ON o.g = s.g "
+        "WHERE s.src = $1 AND g.ev <> 'deny' "
         "AND s.g NOT IN (SELECT g FROM pair WHERE src = $1)",
         src,
         2**62 if until is None else until,

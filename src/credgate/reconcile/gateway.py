@@ -4,6 +4,7 @@ What is read is bound to what was verified: each line's hash is the `prev` of th
 report's. A line that is added meanwhile is left for the next time.
 """
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,17 @@ import msgspec
 from credgate.ledger.chain import GENESIS
 from credgate.ledger.files import segment_lines, segments
 from credgate.ledger.report import Report, Status
-from credgate.reconcile.model import MAX_PATH, UNKNOWN, ReconcileError, clean, path_of, same_id, status_of, success
+from credgate.reconcile.model import (
+    MAX_PATH,
+    UNKNOWN,
+    ReconcileError,
+    Unreadable,
+    clean,
+    path_of,
+    same_id,
+    status_of,
+    success,
+)
 from credgate.reconcile.times import moment
 from credgate.text import escape
 
@@ -59,6 +70,7 @@ class Call(NamedTuple):
     creds: tuple[Cred, ...] = ()
     ids: tuple[str, ...] = ()
     bodies: tuple[Body, ...] = ()
+    tunnels: tuple[int, ...] = ()  # when a proxy was asked for a connection for it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -159,7 +171,19 @@ def _outcome(record: Mapping[str, object], end: int, _: Seen, open_: _Open) -> C
         creds=call.creds or _creds(record),
         ids=tuple(dict.fromkeys((*call.ids, *_ids(record)))),
         bodies=_bodies(record) if "req_sha256" in record or "resp_sha256" in record else (),
+        tunnels=_tunnels(record) if "tunnels" in record else (),
     )
+
+
+def _tunnels(record: Mapping[str, object]) -> tuple[int, ...]:
+    value = record["tunnels"]
+    if not isinstance(value, list):  # a forged ledger may hold anything
+        return ()
+    found = []
+    for text in value:
+        with contextlib.suppress(Unreadable):
+            found.append(moment(text))
+    return tuple(found)
 
 
 def _bodies(record: Mapping[str, object]) -> tuple[Body, ...]:

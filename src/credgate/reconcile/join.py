@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from credgate.reconcile import scope
+from credgate.reconcile.align import align
 from credgate.reconcile.model import SECOND
 from credgate.reconcile.tables import Tables
 from credgate.reconcile.targets import Target
+from credgate.reconcile.tunnels import pair_tunnels
 
 TIGHT = 100_000  # microseconds beside the resolution: the first round pairs what is nearly certain
 LEAST_WINDOW = 2 * SECOND
 OFF = 60 * SECOND  # from here on a clock is called wrong
-_DP_CELLS = 250_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ def join(tables: Tables, targets: Sequence[Target]) -> list[tuple[Skew, list[str
         if not target.counts:
             _in_windows(tables, src, target, skew)
             if tables.number("SELECT count(*) FROM live WHERE src = $1 AND kind = 'session'", src):
-                _sessions(tables, src, skew)
+                pair_tunnels(tables, src, skew.median, skew.window)
         found.append((skew, held))
     return found
 
@@ -247,67 +248,3 @@ def _settle(
     sizes = (len(ours), len(theirs))
     rest.extend((src, "g", id_, *sizes) for i, (_, id_) in enumerate(ours) if i not in used_ours)
     rest.extend((src, "r", id_, *sizes) for j, (_, id_) in enumerate(theirs) if j not in used_theirs)
-
-
-def align(a: list[int], b: list[int], window: int) -> list[tuple[int, int]]:
-    """Pairs of two sorted lists of times, in their order: as many as are possible within the window, and of these the
-    ones with the least sum of distances. For long lists the first possible ones: as many, perhaps not the nearest.
-    """
-    if len(a) * len(b) > _DP_CELLS:
-        return _greedy(a, b, window)
-    width = len(b) + 1
-    # best[i][j]: (pairs, -distance) of the tails a[i:], b[j:]
-    best = [[(0, 0)] * width for _ in range(len(a) + 1)]
-    for i in range(len(a) - 1, -1, -1):
-        row, below = best[i], best[i + 1]
-        for j in range(len(b) - 1, -1, -1):
-            choice = max(below[j], row[j + 1])
-            distance = abs(b[j] - a[i])
-            if distance <= window:
-                count, cost = below[j + 1]
-                choice = max(choice, (count + 1, cost - distance))
-            row[j] = choice
-    return _trace(best, a, b, window)
-
-
-def _trace(best: list[list[tuple[int, int]]], a: list[int], b: list[int], window: int) -> list[tuple[int, int]]:
-    chosen, i, j = [], 0, 0
-    while i < len(a) and j < len(b):
-        distance = abs(b[j] - a[i])
-        count, cost = best[i + 1][j + 1]
-        if distance <= window and best[i][j] == (count + 1, cost - distance):
-            chosen.append((i, j))
-            i, j = i + 1, j + 1
-        elif best[i][j] == best[i + 1][j]:
-            i += 1
-        else:
-            j += 1
-    return chosen
-
-
-def _greedy(a: list[int], b: list[int], window: int) -> list[tuple[int, int]]:
-    chosen, i, j = [], 0, 0
-    while i < len(a) and j < len(b):
-        if abs(b[j] - a[i]) <= window:
-            chosen.append((i, j))
-            i, j = i + 1, j + 1
-        elif a[i] < b[j]:
-            i += 1
-        else:
-            j += 1
-    return chosen
-
-
-def _sessions(tables: Tables, src: int, skew: Skew) -> None:
-    """One record for many requests (Squid's CONNECT): each request that lies within the session of its host."""
-    tables.add(
-        "pair",
-        "SELECT $1, n.g, n.r, 'session', 0, 0 FROM (SELECT g.g, l.r, row_number() OVER "
-        "(PARTITION BY g.g ORDER BY l.t, l.r) AS k FROM live l JOIN gw g ON g.host = l.host "
-        "AND g.t1 >= l.t - $2 - $3 AND g.t0 <= l.te - $2 + $3 JOIN gs s ON s.g = g.g AND s.src = l.src "
-        "WHERE l.src = $1 AND l.kind = 'session' AND g.ev <> 'deny' "
-        "AND g.g NOT IN (SELECT g FROM pair WHERE src = $1)) n WHERE n.k = 1",
-        src,
-        skew.median,
-        skew.window,
-    )

@@ -36,14 +36,18 @@ def judge(tables: Tables, src: int, target: Target, skew: Skew) -> None:
 
 
 def _sessions(tables: Tables, src: int) -> None:
-    """One record for many requests: a group each."""
+    """One record for many requests: a group each. `g` and `dt` of a record are those of the request that opened it."""
     tables.make(
         "held",
-        "SELECT p.g, p.r, p.how FROM pair p JOIN live l ON l.r = p.r WHERE p.src = $1 AND l.kind = 'session'",
+        "SELECT p.g, p.r, p.how, p.grp, p.dt, CASE WHEN p.grp = 0 THEN 'matched-group' ELSE 'ambiguous' END AS class, "
+        "CASE WHEN p.grp = 1 THEN 'begins:' || p.dt WHEN p.grp = 2 THEN 'unsettled' ELSE '' END AS note, "
+        "row_number() OVER (PARTITION BY p.g ORDER BY p.grp DESC, p.r) AS k, "
+        "row_number() OVER (PARTITION BY p.r ORDER BY p.grp DESC, p.g) AS j "
+        "FROM pair p JOIN live l ON l.r = p.r WHERE p.src = $1 AND l.kind = 'session'",
         src,
     )
-    tables.add("gres", "SELECT $1, g, 'matched-group', how, r, '', 0 FROM held", src)
-    tables.add("tres", "SELECT r, 'matched-group', how, min(g), '' FROM held GROUP BY r, how")
+    tables.add("gres", "SELECT $1, g, class, how, r, note, dt FROM held WHERE k = 1", src)
+    tables.add("tres", "SELECT r, class, how, g, note FROM held WHERE j = 1")
 
 
 # Either side may be one: their route's template, or our path with a hole where a secret was written.

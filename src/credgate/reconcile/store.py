@@ -126,22 +126,27 @@ class _Sheet:
 
 
 def take_ledger(store: Store, directory: Path, seen: Seen) -> None:
-    """Fill `gw`, `gid` (request ids), `gcred` (credentials) and `gbody` (digests of bodies)."""
+    """Fill `gw`, and `gid` (request ids), `gcred` (credentials), `gbody` (digests of bodies), `gdial` (tunnels)."""
     with ExitStack() as stack:
-        names = ("gw", "gid", "gcred", "gbody")
-        main, ids, creds, bodies = (stack.enter_context(_Sheet(store.directory / f"{name}.csv")) for name in names)
+        names = ("gw", "gid", "gcred", "gbody", "gdial")
+        main, ids, creds, bodies, dials = (
+            stack.enter_context(_Sheet(store.directory / f"{name}.csv")) for name in names
+        )
         for call in calls(directory, seen):
             _write_call(call, main, ids, creds)
             for body in call.bodies:
                 bodies.write((call.seq, *body))
+            for at in call.tunnels:
+                dials.write((call.seq, at))
     store.load("gw", _CALLS)
     store.load("gid", {"g": "BIGINT", "id": "VARCHAR"})
     store.load("gbody", {"g": "BIGINT", "sent": "TINYINT", "sha256": "VARCHAR", "size": "BIGINT"})
+    store.load("gdial", {"g": "BIGINT", "at": "BIGINT"})
     store.load("gcred", {"g": "BIGINT", "cred": "VARCHAR", "fp": "TINYINT"})
 
 
 def _write_call(call: Call, main: _Sheet, ids: _Sheet, creds: _Sheet) -> None:
-    main.write(call[:-3])
+    main.write(call[:-4])
     for item in call.ids:
         ids.write((call.seq, item))
     for cred in call.creds:

@@ -8,7 +8,7 @@ from typing import Protocol
 type Columns = Mapping[str, str]  # name -> DuckDB's name of a type: BIGINT, INTEGER, SMALLINT, TINYINT, VARCHAR
 
 # Filled before the stages, and by them.
-INPUTS = ("gw", "gid", "gcred", "tg", "tid", "twice")
+INPUTS = ("gw", "gid", "gcred", "gdial", "tg", "tid", "twice")
 RESULTS: Mapping[str, Columns] = {
     "gres": {
         "src": "SMALLINT", "g": "BIGINT", "class": "VARCHAR", "how": "VARCHAR", "r": "BIGINT", "note": "VARCHAR",

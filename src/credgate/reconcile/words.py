@@ -15,6 +15,8 @@ _DIFFERS = {
 }
 _NOTES = {
     "after-ledger": "it is later than the ledger's last line: the ledger may have been cut, or ends before the export",
+    "own-tunnel": "the proxy was asked for a tunnel for it; one logs a tunnel when it ends: was it still open?",
+    "unsettled": "a tunnel that began as a request was made of which the ledger has no outcome: perhaps for that",
     "replayed": "it carries an id or tag of a request that has its record already: copied from there",
     "our-address": "it came from an address of ours",
     "other-address": "it came from an address that is none of ours",
@@ -23,6 +25,7 @@ _NOTES = {
     "counted": "the target gives counts alone, and they are equal",
     "presence": "the target gives no counts of calls: only whether there were any",
 }
+_RESENT = "the target closed its connection as the request came, and it was sent once more"
 
 
 def reason(class_: str, note: str, rules: dict[str, str]) -> str:
@@ -43,14 +46,22 @@ def _note(word: str, rules: dict[str, str]) -> str:
             return f"of a group that can't be told apart, {first} in the ledger and {second} at the target"
         case "gap":
             return f"nothing of the target's between {show(int(first))} and {show(int(second))}"
+        case "begins":
+            return _begins(int(first))
         case "rule":
             return rules.get(rest, rest)
-        case "not-reached" if rest == "upstream_resent":
-            return "the target closed its connection as the request came, and it was sent once more"
         case "not-reached":
-            return f"the gateway never reached the target: {rest}"
+            return _RESENT if rest == "upstream_resent" else f"the gateway never reached the target: {rest}"
         case "count":
             return f"{first} in the ledger and {second} at the target in this bucket"
     if name == "presence" and rest:
         return f"{rest} in the ledger, and the target says the opposite for this bucket"
     return _NOTES.get(word, "")
+
+
+def _begins(late: int) -> str:
+    side = "after" if late > 0 else "before"
+    return (
+        f"a tunnel that begins {abs(late) / 1e6:.1f} s {side} the gateway asked for one, by the proxy's clock: "
+        "it may be another one"
+    )

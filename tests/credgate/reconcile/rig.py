@@ -9,9 +9,10 @@ from credgate.reconcile.fabricate import BEGIN, Entry, write_ledger
 from credgate.reconcile.result import Result
 from credgate.reconcile.rows import Row, findings, prepare
 from credgate.reconcile.store import Store
+from credgate.reconcile.times import show
 
 SECOND = 1_000_000
-_OF_OUTCOME = ("ids", "req_bytes", "req_sha256", "resp_bytes", "resp_sha256", "reason")
+_OF_OUTCOME = ("ids", "req_bytes", "req_sha256", "resp_bytes", "resp_sha256", "reason", "tunnels")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,3 +104,15 @@ def web(at: float, path: str = "/", status: int = 200, size: int = 0, *, method:
 
     line = web_line(BEGIN + int(at * SECOND), path, status, size)
     return line.replace('"GET ', f'"{method} ') + more
+
+
+def tunnel(begin: float, end: float, *, host: str = "a.example", size: int = 9000) -> str:
+    """A CONNECT in Squid's native log; times are seconds after the ledger's begin."""
+    stamp = BEGIN // SECOND + end
+    elapsed = round((end - begin) * 1000)
+    return f"{stamp:.3f} {elapsed:6d} 192.0.2.1 TCP_TUNNEL/200 {size} CONNECT {host}:443 - HIER_DIRECT/x -"
+
+
+def asked(*at: float) -> list[str]:
+    """`tunnels` of an outcome: seconds after the ledger's begin."""
+    return [f"{show(BEGIN + int(one * SECOND))[:-1]}000Z" for one in at]

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from credgate.reconcile import join as join_module
+from credgate.reconcile.align import align, greedy
 from credgate.reconcile.classes import Severity
 from credgate.reconcile.fabricate import AWS_CRED, BEGIN, aws_line, github_line
-from credgate.reconcile.join import align
 from credgate.reconcile.model import ReconcileError
 from tests.credgate.reconcile.rig import SECOND, Case, web
 
@@ -320,4 +319,4 @@ def test_alignment_is_the_best_there_is(a: list[int], b: list[int], window: int)
 @settings(max_examples=200)
 @given(a=TIMES, b=TIMES, window=st.integers(0, 8))
 def test_long_lists_get_as_many_pairs(a: list[int], b: list[int], window: int) -> None:
-    assert len(join_module._greedy(a, b, window)) == best_by_trying(a, b, window)[0]
+    assert len(greedy(a, b, window)) == best_by_trying(a, b, window)[0]
