@@ -159,11 +159,6 @@ class TargetSide:
         if self._turn is not None and self._turn.link is link:
             self._turn.exchange.pin = peer
 
-    def asked(self, link: Link, at: str) -> None:
-        """A proxy is asked for the connection."""
-        if self._turn is not None and self._turn.link is link:
-            self._turn.exchange.tunnels += (at,)
-
     def blame(self, link: Link, reason: Reason, detail: str = "") -> None:
         """There will be no connection: who waits for it learns why."""
         self._state.blame(link.owned.target.key, reason, detail)

@@ -110,7 +110,7 @@ class Link:
 
     def _asked(self, at: str) -> None:
         if self.lane is not None:
-            self.lane.asked(self, at)
+            self.lane.client.state.asked(self.owned.target.key, at)
 
     def _dialled(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()
