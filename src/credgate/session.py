@@ -231,7 +231,7 @@ class Session:
             workload=armed.pid,
             keyring=first.body.get("keyring"),
         )
-        # The berth is dumped by its holder meanwhile: neither process has a capability over it any more.
+        # The berth is dumped by its keeper meanwhile: neither process has a capability over it any more.
         facts, seen = await together(
             asyncio.to_thread(self.parts.keeper.facts, self.berth.id), self._confined_and_sealed(pids, told)
         )

@@ -1,6 +1,6 @@
 """What the kernel must show of a berth, compared with what it shows. Pure: the daemon judges by it, without pyroute2.
 
-The values come from `jail.network.facts` (both namespaces) and `jail.firewall` (the ruleset) in the berth's holder, by
+The values come from `jail.network.facts` (both namespaces) and `jail.firewall` (the ruleset) in the berth's keeper, by
 way of `KeeperProcess.facts`.
 """
 
@@ -48,7 +48,7 @@ INSIDE = Side(link="jail0", address=firewall.JAIL, peer=firewall.GATEWAY)
 def wrong(facts: Json, ports: Iterable[int]) -> list[str]:
     """Everything in which a berth's facts are not what they must be; empty when it is sound.
 
-    `ports`: the gateway's TCP ports as the caller knows them (`[53, *berth.tcp]`), not as the holder says.
+    `ports`: the gateway's TCP ports as the caller knows them (`[53, *berth.tcp]`), not as the keeper says.
     Raises KeyError or TypeError where the facts have another shape.
     """
     return [

@@ -1,9 +1,9 @@
 """The berth keeper: `python -I -m jail.keeper FD`, FD a SOCK_SEQPACKET socket to the daemon.
 
-Exec'd before the daemon has loaded a secret, with a clean environment; single-threaded. It forks one holder a berth and
-keeps some ready. The daemon's first message is {"op": "start", "berths": N, "parent": PID or 0}; then claim, facts,
-counters and release, each answered in order (`jail.keeper_client` is the other side). When the socket ends, all berths
-end.
+Exec'd before the daemon has loaded a secret, with a clean environment; single-threaded. It has each berth built by a
+fork, holds it by its descriptors, and keeps some ready. The daemon's first message is {"op": "start", "berths": N,
+"parent": PID or 0}; then claim, facts, counters, socket and release, each answered in order (`jail.keeper_client` is
+the other side). When the socket ends, all berths end.
 """
 
 import errno
@@ -13,56 +13,67 @@ import select
 import signal
 import socket
 import sys
+import time
 from ctypes import CDLL
 from dataclasses import dataclass
 
-from jail import fdpass, firewall, holder
+from jail import builder, fdpass, firewall
 from jail.errors import JailError, from_json
 from jail.fdpass import Json, Received
+from jail.held import Held
 
-# Seconds a holder may take for one answer (measured: 15 ms, tenths of a second on a loaded machine). Two in a row, one
-# for a berth on its way and one for the next, stay below the client's own patience.
+# Seconds a builder may take (measured: 15 ms, tenths of a second on a loaded machine). Two in a row, one for a berth on
+# its way and one for the next, stay below the client's own patience.
 TIMEOUT = 12.0
 GONE = "berth_gone"
 MAX_BERTHS = 16
+# Seconds after a claim until the next berth is built: the run that took it has the CPU until its command runs.
+AFTER = 0.25
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(slots=True, kw_only=True)
-class _Holder:
-    """A forked holder. `ready`: its berth is built and proven. `claimed`: it belongs to a run and is never reused."""
+class _Berth:
+    """One berth, from the fork that builds it. held: it stands. claimed: it belongs to a run, and is never reused."""
 
     pid: int
     sock: socket.socket
-    ready: bool = False
+    held: Held | None = None
     claimed: bool = False
 
-    def receive(self) -> Received:
-        """The holder's next answer; raises the JailError that it tells, or one that says that it is gone."""
+    def built(self) -> Received:
+        """Wait for the builder and reap it; raises the JailError that it tells, or one that says that it is gone."""
         try:
             got = fdpass.recv(self.sock)
         except OSError as error:
-            raise JailError(GONE, f"the berth's holder does not answer: {error}") from error
+            raise JailError(GONE, f"the berth's builder does not answer: {error}") from error
         if got is None:
-            raise JailError(GONE, "the berth's holder has died")
+            raise JailError(GONE, "the berth's builder has died")
         if got.body.get("ok") is not True:
             got.close()
             raise from_json(got.body)
+        self._reap()
         return got
 
-    def ask(self, request: Json) -> Received:
-        """One request and its answer; raises as `receive`."""
-        try:
-            fdpass.send(self.sock, request)
-        except OSError as error:
-            raise JailError(GONE, f"the berth's holder has died: {error.strerror}") from error
-        return self.receive()
+    def standing(self) -> Held:
+        """The berth's descriptors; raises JailError where it isn't built."""
+        if self.held is None:
+            raise JailError(GONE, "the berth is not built")
+        return self.held
 
     def end(self) -> None:
-        """Kill and reap. Not reaped before, so the pid is still its own."""
+        """Let go of it, or end its builder."""
+        if self.held is not None:
+            self.held.close()
+        elif self.pid:
+            self._reap()
+
+    def _reap(self) -> None:
+        """Not reaped before, so the pid is still its own. It has nothing left to do, or nothing that is wanted."""
         self.sock.close()
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
+        self.pid = 0
 
 
 class Keeper:
@@ -70,10 +81,12 @@ class Keeper:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._berths: dict[int, _Holder] = {}
+        self._berths: dict[int, _Berth] = {}
         self._last = 0
         self._want = 0
         self._open: firewall.Open | None = None
+        self._user = self._home = -1  # of the namespaces that all berths lie in, and that this process rests in
+        self._due: float | None = None  # when berths that were taken are made up for
 
     def serve(self) -> None:
         """Answer until the daemon's end is closed; then end every berth."""
@@ -88,26 +101,35 @@ class Keeper:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         for berth in self._berths.values():
-            poll.register(berth.sock, select.POLLIN)
-        readable = {fd for fd, _ in poll.poll()}
+            if berth.held is None:
+                poll.register(berth.sock, select.POLLIN)
+        readable = {fd for fd, _ in poll.poll(self._patience())}
         for number, berth in list(self._berths.items()):
-            if berth.sock.fileno() in readable:
+            if berth.held is None and berth.sock.fileno() in readable:
                 self._hear(number, berth)
+        if self._due is not None and time.monotonic() >= self._due:
+            self._refill()
         return self._control.fileno() not in readable or self._serve_one()
 
-    def _hear(self, number: int, berth: _Holder) -> None:
-        """A holder speaks unasked once, when its berth is built; anything else is its end."""
+    def _patience(self) -> int | None:
+        """Milliseconds until something is due; None for ever."""
+        return None if self._due is None else max(0, int((self._due - time.monotonic()) * 1000) + 1)
+
+    def _hear(self, number: int, berth: _Berth) -> None:
         try:
             self._settle(berth)
         except JailError:
-            # Told to the next claim, which builds a berth of its own and reports what that meets.
+            # Told to the next claim, which has a berth of its own built and reports what that meets.
             self._drop(number)
 
-    def _settle(self, berth: _Holder) -> None:
-        if berth.ready:
-            raise JailError(GONE, "the berth's holder ended by itself")
-        berth.receive().close()
-        berth.ready = True
+    def _settle(self, berth: _Berth) -> None:
+        if self._open is None:
+            raise JailError("keeper_request", "got a berth before start")
+        got = berth.built()
+        try:
+            berth.held = Held(got, self._open, self._home)
+        finally:
+            got.close()
 
     def _serve_one(self) -> bool:
         request = fdpass.recv(self._control)
@@ -123,7 +145,10 @@ class Keeper:
         finally:
             for fd in fds:
                 os.close(fd)
-        self._refill()
+        if request.body.get("op") in ("start", "release"):
+            self._due = time.monotonic()
+        elif request.body.get("op") == "claim":
+            self._due = time.monotonic() + AFTER
         return True
 
     def _reply(self, body: Json, fds: list[int]) -> None:
@@ -147,13 +172,8 @@ class Keeper:
                 return self._start(request), []
             case "claim":
                 return self._claim(request)
-            case "facts":
-                return self._berth(request)[1].ask({"op": "facts"}).body, []
-            case "counters":
-                return self._berth(request)[1].ask({"op": "counters"}).body, []
-            case "socket":
-                got = self._berth(request)[1].ask({"op": "socket"})
-                return got.body, got.fds
+            case "facts" | "counters" | "socket":
+                return self._berth(request)[1].standing().answer(request)
             case "release":
                 self._drop(self._berth(request)[0])
                 return {"ok": True}, []
@@ -180,35 +200,19 @@ class Keeper:
 
     def _claim(self, request: Json) -> tuple[Json, list[int]]:
         number = self._next()
-        while not self._alive(number):  # an idle holder may have been killed (out of memory) since it was built
-            self._drop(number)
-            number = self._next()
-        try:
-            return self._claim_of(number, request)
-        except JailError as error:
-            if error.code != GONE:
-                raise
-        # It was dying, and its end had not come yet when it was looked at (seen under load): another is asked, once.
-        return self._claim_of(self._next(), request)
-
-    def _claim_of(self, number: int, request: Json) -> tuple[Json, list[int]]:
         berth = self._berths[number]
         try:
-            got = berth.ask({"op": "claim", "ports": request.get("ports", [])})
+            body, fds = berth.standing().answer({"op": "claim", "ports": request.get("ports", [])})
         except JailError:
             self._drop(number)  # a berth that is not as asked is never handed out
             raise
         berth.claimed = True
-        return {**got.body, "berth": number}, got.fds
-
-    def _alive(self, number: int) -> bool:
-        # A holder that is ready and not asked says nothing: whatever can be read is its end.
-        return not select.select([self._berths[number].sock], [], [], 0)[0]
+        return {**body, "berth": number}, fds
 
     def _next(self) -> int:
         """A berth that is ready, the oldest first; else a new one, whose failure is raised."""
         for number in [number for number, berth in self._berths.items() if not berth.claimed]:
-            if not self._berths[number].ready:
+            if self._berths[number].held is None:
                 self._hear(number, self._berths[number])  # it is on its way: waits, and drops it where that fails
             if number in self._berths:
                 return number
@@ -221,12 +225,31 @@ class Keeper:
         return number
 
     def _refill(self) -> None:
-        while self._open and sum(not berth.claimed for berth in self._berths.values()) < self._want:
-            self._fork()
+        """Have as many built as are to be ready. What can't be is told to the next claim, which tries again."""
+        self._due = None
+        try:
+            while self._open and sum(not berth.claimed for berth in self._berths.values()) < self._want:
+                self._fork()
+        except JailError:
+            return
+
+    def _enter(self) -> None:
+        """Once: a user namespace that those of all berths lie in, and a network namespace that nothing is in.
+
+        Where the user namespace of a berth were a child of the host's, entering it would give up the way to any other.
+        """
+        try:
+            if self._user < 0:
+                self._user = builder.new_user_namespace()
+            if self._home < 0:
+                self._home = builder.new_network_namespace()
+        except JailError as error:
+            raise builder.explained(error) from error
 
     def _fork(self) -> int:
         if self._open is None:
             raise JailError("keeper_request", "got a claim before start")
+        self._enter()
         keeper = os.getpid()
         ours, theirs = fdpass.pair()
         try:
@@ -241,10 +264,10 @@ class Keeper:
             _child(theirs, self._open, keeper)
         ours.settimeout(TIMEOUT)
         self._last += 1
-        self._berths[self._last] = _Holder(pid=pid, sock=ours)
+        self._berths[self._last] = _Berth(pid=pid, sock=ours)
         return self._last
 
-    def _berth(self, request: Json) -> tuple[int, _Holder]:
+    def _berth(self, request: Json) -> tuple[int, _Berth]:
         number = request.get("berth")
         berth = self._berths.get(number) if type(number) is int else None
         if type(number) is not int or berth is None or not berth.claimed:
@@ -256,10 +279,10 @@ class Keeper:
 
 
 def _child(sock: socket.socket, open_firewall: firewall.Open, keeper: int) -> None:
-    """The holder's outermost frame: it never returns into the keeper's code."""
+    """The builder's outermost frame: it never returns into the keeper's code."""
     status = 1
     try:
-        holder.hold(sock, open_firewall, keeper)
+        builder.build(sock, open_firewall, keeper)
         status = 0
     except Exception as error:  # noqa: BLE001 - outermost frame: the berth is refused
         told = JailError("berth_internal", f"{type(error).__name__}: {error}")
@@ -282,7 +305,7 @@ def main(arguments: list[str]) -> int:
         return 2
     with socket.socket(fileno=int(arguments[0])) as control:
         control.set_inheritable(False)
-        gc.freeze()  # a collection in a holder would write to, and so copy, every page that holds an object
+        gc.freeze()  # a collection in a builder would write to, and so copy, every page that holds an object
         try:
             Keeper(control).serve()
         except JailError as error:

@@ -12,7 +12,7 @@ from jail import fdpass
 from jail.errors import JailError, from_json
 from jail.fdpass import Json, Received
 
-# More than the keeper itself allows a holder, so that its answer, which names the step, comes first.
+# More than the keeper itself allows a builder, so that its answer, which names the step, comes first.
 _TIMEOUT = 30.0
 # nft lies in sbin, which an ordinary user's PATH may lack. Nothing else of the daemon's environment is passed on.
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
@@ -138,7 +138,7 @@ class KeeperProcess:
         return _socket(got.fds.pop(), socket.SOCK_STREAM)
 
     def release(self, berth: int) -> None:
-        """End a berth's holder; it is never handed out again. The caller closes its own descriptors. JailError."""
+        """Let a berth go; it is never handed out again. The caller closes its own descriptors. JailError."""
         self._ask({"op": "release", "berth": berth}).close()
 
     def alive(self) -> bool:
@@ -146,12 +146,12 @@ class KeeperProcess:
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """End the keeper and every holder; returns once the keeper is dead. May be called again."""
+        """End the keeper and every berth; returns once the keeper is dead. May be called again."""
         self._sock.close()
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
-            self._process.kill()  # the holders have it as their PDEATHSIG parent
+            self._process.kill()  # a builder has it as its PDEATHSIG parent
             self._process.wait()
         if self.pidfd >= 0:
             os.close(self.pidfd)

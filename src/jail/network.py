@@ -82,6 +82,15 @@ def facts(side: Side) -> Json:
     return netdump.facts() | {"sysctl": {path: _read(path) for path in expected_settings(side.link)}}
 
 
+def sides(gate: int, jail: int) -> dict[str, Json]:
+    """The facts of both namespaces of a berth, by "jail" and "gate"; this process ends in the gate's. As `facts`."""
+    found = {}
+    for name, namespace, side in (("jail", jail, INSIDE), ("gate", gate, GATE)):
+        enter(namespace)
+        found[name] = facts(side)
+    return found
+
+
 def _harden_link(link: str) -> None:
     for name, value in IPV4.items():
         _write(f"ipv4/conf/{link}/{name}", value)

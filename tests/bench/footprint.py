@@ -12,7 +12,7 @@ from tests.e2e.site import Site
 
 ROUNDS, RUNS = 5, 5
 MEGA = 1e6
-SETTLED = 1.0  # seconds: the holder of a berth is ended after the launcher has returned, and the next one is made
+SETTLED = 1.0  # seconds: a berth is let go after the launcher has returned, and the next one is made
 
 
 @contextmanager

@@ -21,8 +21,7 @@ from pathlib import Path
 import pytest
 from pyroute2 import IPRoute
 
-from jail import berthfacts, fdpass, firewall, holder
-from jail import keeper as keeping
+from jail import berthfacts, builder, fdpass, firewall, held
 from jail.errors import JailError, Unsupported
 from jail.keeper_client import Berth, KeeperProcess, out_no_routes
 from tests.conftest import OrdinaryUser
@@ -360,6 +359,18 @@ def reach() -> str:
         return "connected"
 
 
+def gate_of(running: KeeperProcess, berth: Berth) -> int:
+    """The other one of the two network namespaces that the keeper holds for its only berth."""
+    found = set()
+    for path in Path(f"/proc/{running.pid}/fd").iterdir():
+        if str(path.readlink()).startswith("net:"):
+            fd = os.open(path, os.O_RDONLY)
+            found.add((os.fstat(fd).st_ino, fd))
+    known = {os.fstat(berth.jail_netns).st_ino, Path(f"/proc/{running.pid}/ns/net").stat().st_ino}
+    (gate,) = [fd for inode, fd in found if inode not in known]
+    return gate
+
+
 def test_gate_does_not_forward_by_either_guard(by_user: ByUser) -> None:
     """Each of nftables and ip_forward holds alone; with both taken away the same packet arrives."""
 
@@ -377,8 +388,7 @@ def test_gate_does_not_forward_by_either_guard(by_user: ByUser) -> None:
 
     def body() -> object:
         with claimed() as (running, berth):
-            running.facts(berth.id)  # leaves the holder in G
-            space = os.open(f"/proc/{children(running.pid)[0]}/ns/net", os.O_RDONLY)
+            space = gate_of(running, berth)
             inside(berth, add_default_route)
             return attempt(lambda: gate(berth, space)).value
 
@@ -455,13 +465,13 @@ def test_endpoint_on_the_proxys_port_moves_the_proxy(by_user: ByUser) -> None:
 def test_ports_are_checked(by_user: ByUser) -> None:
     def body() -> list[object]:
         with keeper() as running:
-            most = running.claim(range(9000, 9000 + holder.MAX_EXTRA))
-            bad: list[list[int]] = [[0], [65536], [-1], list(range(9000, 9001 + holder.MAX_EXTRA))]
+            most = running.claim(range(9000, 9000 + held.MAX_EXTRA))
+            bad: list[list[int]] = [[0], [65536], [-1], list(range(9000, 9001 + held.MAX_EXTRA))]
             codes = [code(lambda ports=ports: running.claim(ports)) for ports in bad]  # type: ignore[misc]
             return [len(most.tcp), codes, len(running.claim().tcp)]
 
     bad = ["keeper_request"] * 3 + ["ports_too_many"]
-    assert by_user(body) == [holder.MAX_EXTRA + 3, bad, 3]
+    assert by_user(body) == [held.MAX_EXTRA + 3, bad, 3]
 
 
 def children(pid: int) -> list[int]:
@@ -492,97 +502,97 @@ def running_pids(pids: list[int]) -> list[int]:
     return alive
 
 
-def test_idle_berth_that_died_is_replaced(by_user: ByUser) -> None:
-    def body() -> bool:
-        with keeper() as running:
-            running.claim()
-            assert wait_for(lambda: len(children(running.pid)) == 2)
-            idle = max(children(running.pid))
-            os.kill(idle, signal.SIGKILL)
-            berth = running.claim()
-            return inside(berth, tcp_only(berth.gateway, 443)) == "connected"
+def test_a_berth_whose_builder_died_is_replaced(by_user: ByUser) -> None:
+    slow = "import time; from jail import network; build = network.connect\n"
+    slow += "network.connect = lambda gate: (time.sleep(0.5), build(gate))\n"
 
-    assert by_user(body) is True
-
-
-def test_a_berth_that_dies_as_it_is_claimed_is_replaced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed, and not dead yet when the keeper looks: seen under load."""
-    ends: list[int] = []
-    monkeypatch.setattr(keeping._Holder, "end", lambda holder: (holder.sock.close(), ends.append(holder.pid)))
-
-    def dies(sock: socket.socket) -> None:
-        sock.recv(4096)
-        sock.close()
-
-    def answers(sock: socket.socket) -> None:
-        fdpass.recv(sock)
-        fdpass.send(sock, {"ok": True, "mine": 1})
-
-    def claim(*holders: Callable[[socket.socket], None]) -> object:
-        with contextlib.ExitStack() as open_ones:
-            control, _other = map(open_ones.enter_context, socket.socketpair())
-            kept = keeping.Keeper(control)
-            for number, holder in enumerate(holders):
-                ours, theirs = map(open_ones.enter_context, fdpass.pair())
-                kept._berths[number] = keeping._Holder(pid=number, sock=ours, ready=True)
-                threading.Thread(target=holder, args=(theirs,), daemon=True).start()
-            return kept._claim({"ports": []})[0]
-
-    assert claim(dies, answers) == {"ok": True, "mine": 1, "berth": 1}
-    assert ends == [0]
-    with pytest.raises(JailError, match="berth_gone"):
-        claim(dies, dies)
-
-
-def test_claimed_berth_that_died_is_told_and_stays_closed(by_user: ByUser) -> None:
     def body() -> list[object]:
-        with keeper(berths=0) as running:
-            berth = running.claim()
-            os.kill(children(running.pid)[0], signal.SIGKILL)
-            answer = code(lambda: running.facts(berth.id))
-            return [
-                answer in {"berth_gone", "berth_unknown"},
-                inside(berth, tcp(OTHER, 443)),
-                inside(berth, tcp(berth.gateway, 81)),
-            ]
+        ours, theirs = fdpass.pair()
+        argv = [sys.executable, "-I", "-c", f"{slow}{MAIN}", str(theirs.fileno())]
+        with ours, theirs, subprocess.Popen(argv, pass_fds=[theirs.fileno()], env={"PATH": PATH}) as process:
+            fdpass.send(ours, {"op": "start", "berths": 1, "parent": 0})
+            fdpass.recv(ours)
+            assert wait_for(lambda: len(children(process.pid)) == 1)
+            os.kill(children(process.pid)[0], signal.SIGKILL)
+            fdpass.send(ours, CLAIM)
+            got = fdpass.recv(ours)
+            assert got
+            ours.close()
+            return [got.body["ok"], len(got.fds), process.wait(5)]
 
-    assert by_user(body) == [True, "ENETUNREACH", "ECONNREFUSED"]
+    assert by_user(body) == [True, 8, 0]
 
 
 @pytest.mark.parametrize("how", ["socket closed", "keeper killed", "stop", "garbage"])
 def test_end_of_the_daemon_or_the_keeper_ends_everything(how: str, by_user: ByUser) -> None:
     def body() -> list[object]:
         running = KeeperProcess.start(sys.executable)
-        running.claim()
-        assert wait_for(lambda: len(children(running.pid)) == 2)
-        pids = [running.pid, *children(running.pid)]
+        berth = running.claim()
+        mine = inode(berth.tcp[443].fileno())
+        assert mine in descriptors(running.pid)
+        berth.close()
         control = running._sock
-        ends = {
+        ends: dict[str, Callable[[], object]] = {
             "socket closed": control.close,
             "keeper killed": lambda: os.kill(running.pid, signal.SIGKILL),
             "stop": running.stop,
             "garbage": lambda: control.send(b"[]"),
         }
         ends[how]()
-        gone = wait_for(lambda: not running_pids(pids))
+        gone = wait_for(lambda: not running_pids([running.pid]) and not children(running.pid))
         dead = bool(select.select([running.pidfd], [], [], 0)[0]) if running.pidfd >= 0 else True
-        return [len(pids), gone, dead, running.alive(), code(running.claim)]
+        return [gone, dead, running.alive(), code(running.claim)]
 
-    assert by_user(body) == [3, True, True, False, "keeper_gone"]
+    assert by_user(body) == [True, True, False, "keeper_gone"]
 
 
-def test_holders_have_no_descriptor_of_the_daemon_or_of_each_other(by_user: ByUser) -> None:
+def test_no_process_stays_in_a_berth_and_its_keeper_is_in_none(by_user: ByUser) -> None:
     def body() -> list[object]:
         with keeper() as running:
             berths = [running.claim(), running.claim()]
-            assert wait_for(lambda: len(children(running.pid)) == 3)
-            time.sleep(0.1)
-            held = [descriptors(pid) for pid in sorted(children(running.pid))[:2]]
-            mine = {inode(b.tcp[443].fileno()) for b in berths}
-            control = {inode(running._sock.fileno())} | descriptors(running.pid) - held[0] - held[1]
-            return [len(held[0] & mine), len(held[1] & mine), len(control & (held[0] | held[1]))]
+            for berth in berths:
+                running.facts(berth.id)
+                running.counters(berth.id)
+                running.jail_socket(berth.id).close()
+            alone = wait_for(lambda: not children(running.pid))
+            spaces = {Path(f"/proc/{running.pid}/ns/{kind}").stat().st_ino for kind in ("user", "net")}
+            own_spaces = {Path(f"/proc/self/ns/{kind}").stat().st_ino for kind in ("user", "net")}
+            theirs = {os.fstat(fd).st_ino for b in berths for fd in (b.userns, b.jail_netns)}
+            return [alone, len(spaces & theirs), len(spaces & own_spaces), sorted(running.claim().tcp)]
 
-    assert by_user(body) == [1, 1, 0]
+    assert by_user(body) == [True, 0, 0, [80, 443, 3128]]
+
+
+def test_released_berths_leave_their_keeper_no_descriptor(by_user: ByUser) -> None:
+    def body() -> list[object]:
+        with keeper(berths=0) as running:
+            counted = []
+            for _ in range(3):
+                berth = running.claim((22,))
+                running.facts(berth.id)
+                running.jail_socket(berth.id).close()
+                running.release(berth.id)
+                counted.append(len(list(Path(f"/proc/{running.pid}/fd").iterdir())))
+            return [len(set(counted)), sorted(descriptors(running.pid) & {inode(berth.tcp[443].fileno())})]
+
+    assert by_user(body) == [1, []]
+
+
+def test_builders_have_no_descriptor_of_the_daemon_or_of_a_berth(by_user: ByUser) -> None:
+    def body() -> list[object]:
+        ours, theirs = fdpass.pair()
+        other = [os.open("/dev/null", os.O_RDONLY), socket.socket().detach()]
+        pid = os.fork()
+        if pid == 0:
+            builder._drop_descriptors(theirs.fileno())
+            left = [fd for fd in (ours.fileno(), theirs.fileno(), *other) if Path(f"/proc/self/fd/{fd}").exists()]
+            fdpass.send(theirs, {"left": left})
+            os._exit(0)
+        os.waitpid(pid, 0)
+        got = fdpass.recv(ours)
+        return [got is not None and got.body["left"] == [theirs.fileno()]]
+
+    assert by_user(body) == [True]
 
 
 def descriptors(pid: int) -> set[str]:
@@ -599,25 +609,25 @@ def test_keeper_is_single_threaded_and_without_the_callers_environment(by_user: 
         os.environ["CANARY"] = "canary-value"
         with keeper() as running:
             running.claim()
-            assert wait_for(lambda: len(children(running.pid)) == 2)
-            pids = [running.pid, *children(running.pid)]
-            threads = [len(list(Path(f"/proc/{pid}/task").iterdir())) for pid in pids]
-            environ = [b"canary" in Path(f"/proc/{pid}/environ").read_bytes() for pid in pids]
+            threads = len(list(Path(f"/proc/{running.pid}/task").iterdir()))
+            environ = b"canary" in Path(f"/proc/{running.pid}/environ").read_bytes()
             return [threads, environ, str(Path(f"/proc/{running.pid}/cwd").readlink())]
 
-    assert by_user(body) == [[1, 1, 1], [False] * 3, "/"]
+    assert by_user(body) == [1, False, "/"]
 
 
 def test_berth_maps_one_uid_and_one_gid_to_themselves(by_user: ByUser) -> None:
-    def body() -> bool:
+    def body() -> object:
         with keeper(berths=0) as running:
-            running.claim()
-            pid = children(running.pid)[0]
-            uid, gid = (Path(f"/proc/{pid}/{name}_map").read_text().split() for name in ("uid", "gid"))
-            mine = [str(os.geteuid()), str(os.getegid())]
-            return [uid[0], gid[0]] == mine and [uid[1:], gid[1:]] == [[mine[0], "1"], [mine[1], "1"]]
+            berth = running.claim()
+            maps = inside(
+                berth, lambda: [Path(f"/proc/self/{name}_map").read_text().split() for name in ("uid", "gid")]
+            )
+            return [maps, [[str(own), str(own), "1"] for own in (os.geteuid(), os.getegid())]]
 
-    assert by_user(body) is True
+    found = by_user(body)
+    assert isinstance(found, list)
+    assert found[0] == found[1]
 
 
 def test_second_thread_is_an_error() -> None:
@@ -626,7 +636,7 @@ def test_second_thread_is_an_error() -> None:
         thread = threading.Thread(target=stop.wait)
         thread.start()
         try:
-            holder._check_single_threaded()
+            builder._check_single_threaded()
         finally:
             stop.set()
             thread.join()
@@ -698,10 +708,13 @@ def test_an_outer_seccomp_filter_is_named(by_user: ByUser) -> None:
     assert "seccomp" in found[2]
 
 
+MAIN = "import sys; from jail.keeper import main; sys.exit(main(sys.argv[1:]))"
+
+
 def answers(before: str, *requests: fdpass.Json, path: str = PATH) -> tuple[list[fdpass.Json], int]:
     """Bodies that a keeper answers after `before` has changed something in its process; and its exit status."""
     ours, theirs = fdpass.pair()
-    script = f"import sys\n{before}\nfrom jail.keeper import main; sys.exit(main(sys.argv[1:]))"
+    script = f"import sys\n{before}\n{MAIN}"
     argv = [sys.executable, "-I", "-c", script, str(theirs.fileno())]
     bodies = []
     with ours, theirs, subprocess.Popen(argv, pass_fds=[theirs.fileno()], env={"PATH": path}) as process:
@@ -747,7 +760,7 @@ PORT_LOST = """
 from jail import firewall
 firewall.allow = lambda backend, ports: None
 """
-HOLDER_FAULT = """
+BUILDER_FAULT = """
 from jail import network
 def bring_up(side):
     raise ZeroDivisionError("a fault of ours")
@@ -759,7 +772,7 @@ FAULTS = {
     "another route": (ANOTHER_ROUTE, "berth_network", "192.0.2.0/24"),
     "a rule lost": (RULE_LOST, "berth_firewall", "leaving"),
     "a port lost": (PORT_LOST, "berth_firewall", "8443"),
-    "a fault of ours": (HOLDER_FAULT, "berth_internal", "ZeroDivisionError"),
+    "a fault of ours": (BUILDER_FAULT, "berth_internal", "ZeroDivisionError"),
 }
 
 
