@@ -79,7 +79,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """All that was read of a jail. network: what the keeper dumped of the berth. limits: those that differ, in sentences."""
+    """All that was read of a jail. network: the berth, as the keeper dumped it. limits: those that differ, in words."""
 
     told: Told
     seen: Look
