@@ -280,7 +280,7 @@ async def _with_gateway(apart: Apart, ready: int, idle: float) -> None:
         ledger=ledger,
         vault=Vault(places, os.environ),
         resolve=ownaddresses.resolve,
-        own_addresses=ownaddresses.own,
+        own_addresses=ownaddresses.Own(),
     )
     await gateway.start(apart.processes)
     trust = await asyncio.to_thread(prepare_trust, authority.ca_pem, places.state)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import logging
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,13 @@ _LOOKUPS = ThreadPoolExecutor(max_workers=32, thread_name_prefix="look-up")
 
 FIB_TRIE = Path("/proc/net/fib_trie")
 IF_INET6 = Path("/proc/net/if_inet6")
+
+# rtnetlink(7), linux/rtnetlink.h: links, addresses, and routes, whose messages come once the local table has them
+_CHANGES = 0x1 | 0x10 | 0x40 | 0x100 | 0x400
+_ROOM = 8 << 10  # bytes of messages that wait; what is beyond is lost, which is said, and a change like any other
+_MOST = 64  # messages that are taken away at once
+
+log = logging.getLogger(__name__)
 
 
 async def resolve(name: str, over: Callable[[], None]) -> tuple[Address, ...]:
@@ -40,11 +48,60 @@ def _call_on(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(call)
 
 
-def own() -> frozenset[Address]:
-    """Addresses of every local interface, asked of the kernel at each dial: they change under a running daemon.
+class Own:
+    """As own(), and read again only once the kernel has said that something changed. For one thread.
 
-    By /proc and not by netlink: the library's socket wants a loop of its own, and this is called on ours.
+    It says so within the very call that makes a change, and is asked at each call of ours. Where it can't be asked,
+    each one reads.
     """
+
+    def __init__(self, read: "Callable[[], frozenset[Address]] | None" = None) -> None:
+        """`read`: own, where it is none."""
+        self._read = read or own
+        self._known: frozenset[Address] | None = None
+        self._changes: socket.socket | None = None
+        try:
+            self._changes = _subscribed()
+        except OSError as error:
+            log.warning("addresses of this machine are read at each dial: %s", error.strerror)
+
+    def __call__(self) -> frozenset[Address]:
+        """Addresses of every local interface."""
+        said = None if self._changes is None else _said(self._changes)
+        if self._known is not None and said == 0:
+            return self._known
+        found = self._read()
+        self._known = None if said is None else found
+        return found
+
+
+def _subscribed() -> socket.socket:
+    changes = socket.socket(
+        socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, socket.NETLINK_ROUTE
+    )
+    try:
+        changes.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _ROOM)
+        changes.bind((0, _CHANGES))
+    except OSError:
+        changes.close()
+        raise
+    return changes
+
+
+def _said(changes: socket.socket) -> int | None:
+    """Take away what the kernel said; how many messages, None where there are more."""
+    for taken in range(_MOST):
+        try:
+            changes.recv(1)
+        except BlockingIOError:
+            return taken
+        except OSError:  # ENOBUFS: some were lost
+            continue
+    return None
+
+
+def own() -> frozenset[Address]:
+    """Addresses of every local interface, asked of the kernel: they change under a running daemon."""
     ipv6 = IF_INET6.read_text() if IF_INET6.exists() else ""  # absent where the kernel has no IPv6
     return local_ipv4(FIB_TRIE.read_text()) | local_ipv6(ipv6)
 

@@ -6,6 +6,7 @@ IPv6 is closed outside 2000::/3 by construction. An IPv4 address inside an IPv6 
 
 from collections.abc import Collection, Iterable, Iterator
 from enum import StrEnum
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 from rules.problems import AddressError
@@ -128,6 +129,7 @@ def unmap(address: Address) -> Address:
     return address.ipv4_mapped or address if isinstance(address, IPv6Address) else address
 
 
+@lru_cache(maxsize=1024)
 def classify(address: Address) -> AddressClass:
     """What an address is, by the table alone."""
     if isinstance(address, IPv6Address):

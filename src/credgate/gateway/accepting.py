@@ -1,4 +1,4 @@
-"""Several processes accept on the same listening sockets: each takes what its share of the load leaves it.
+"""Accepting on a listening socket, which several processes may do: each takes what its share of the load leaves it.
 
 The kernel wakes all who poll a listener, and whoever is first gets the connection; asyncio's own server then takes all
 that wait in one go. So each process says in shared memory how many connections it serves, takes one at a time, and
@@ -12,6 +12,8 @@ import os
 import socket
 from collections.abc import Callable
 
+from credgate.gateway.pipe import Pipe
+from credgate.gateway.wire import Wire
 from credgate.peer import PASSING, PAUSE
 
 logger = logging.getLogger(__name__)
@@ -63,16 +65,18 @@ class Share:
 class Acceptor:
     """Accepts on one listener. Closed as an asyncio server is; the socket's other descriptors go on listening.
 
-    `make` makes the protocol of a connection, and counts it in the share for as long as it lives.
+    `make` makes the protocol of a connection, and counts it in the share for as long as it lives. No share: there is
+    one process.
     """
 
-    def __init__(self, sock: socket.socket, share: Share, make: Make) -> None:
+    def __init__(self, sock: socket.socket, share: Share | None, make: Make) -> None:
         self._share, self._make = share, make
         self._loop = asyncio.get_running_loop()
         self._later: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.sockets = (sock,)
         sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets inherit it
         self._loop.add_reader(sock, self._readable)
 
     def close(self) -> None:
@@ -86,7 +90,7 @@ class Acceptor:
         sock.close()
 
     def _readable(self) -> None:
-        if self._share.behind:
+        if self._share is not None and self._share.behind:
             self._wait(_LATER)
         else:
             self._accept()
@@ -112,10 +116,14 @@ class Acceptor:
             logger.warning("gateway: a connection could not be accepted: %s", error.strerror)
             self._wait(PAUSE)
             return
-        task = self._loop.create_task(self._run(sock))
+        sock.setblocking(False)
+        made = self._make()
+        if isinstance(made, Pipe):
+            Wire(sock, made).begin()
+            return
+        task = self._loop.create_task(self._run(sock, made))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        await self._loop.connect_accepted_socket(self._make, sock)
+    async def _run(self, sock: socket.socket, made: asyncio.BaseProtocol) -> None:
+        await self._loop.connect_accepted_socket(lambda: made, sock)

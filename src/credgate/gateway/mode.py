@@ -64,17 +64,14 @@ class CredgateInstance:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._empty = asyncio.Event()
         self.share: Share | None = None  # with the processes that accept on the same sockets
-        self._server: asyncio.Server | Acceptor | None = None
+        self._server: Acceptor | None = None
 
     async def start(self) -> None:
         """Accept on the socket we were given. Raises OSError where it does not listen."""
         sock = self.listener.sock
         if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             raise OSError(f"socket for port {self.listener.port} does not listen")
-        if self.share is not None:
-            self._server = Acceptor(sock, self.share, self._accept)
-        else:
-            self._server = await asyncio.get_running_loop().create_server(self._accept, sock=sock)
+        self._server = Acceptor(sock, self.share, self._accept)
 
     def _accept(self) -> asyncio.BaseProtocol:
         """What a port leads to is asked anew for each connection: a reload may have changed it."""

@@ -94,10 +94,6 @@ class Pipe(asyncio.BufferedProtocol):
         self._transport, self._made = cast("asyncio.Transport", transport), True
         if self.closing:  # its run ended between the accept and this
             self._transport.abort()
-            return
-        sock = transport.get_extra_info("socket")
-        # Accepted sockets inherit the listener's protocol number; where it is 0 asyncio leaves Nagle on.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def adopt(self, streams: Streams) -> bytes:
         """Take over a connection that streams had; returns what came of it already."""

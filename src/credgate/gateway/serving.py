@@ -59,6 +59,7 @@ class Serving:
         """Whoever builds on this sets `_hooks`."""
         self._options: Options | None = None
         self._instances: dict[str, list[CredgateInstance | Published]] = {}
+        self._listening: frozenset[Address] = frozenset()  # the gateway's own addresses
         self._warming: set[asyncio.Task[None]] = set()
         self._crowd = Crowd.below_the_limit()
         self._expiry = Expiry(self._end)
@@ -94,6 +95,7 @@ class Serving:
                 instance = CredgateInstance(run, listener, hooks=self._hooks, options=self._options, crowd=self._crowd)
                 instance.share = self.share
                 made.append(instance)
+                self._know_addresses()
                 await instance.start()
         except OSError as error:
             await self.close(run.id)
@@ -137,6 +139,7 @@ class Serving:
         for instance in self._instances.pop(run_id, []):
             await instance.shut()
             self._hooks.pool.close(instance.run)
+        self._know_addresses()
         await self._closed(run_id)
         try:
             self._hooks.judge.records.settle(run_id)
@@ -155,5 +158,8 @@ class Serving:
         self._options = None
 
     def _gateway_addresses(self) -> frozenset[Address]:
+        return self._listening
+
+    def _know_addresses(self) -> None:
         runs = (instances[0].run for instances in self._instances.values() if instances)
-        return frozenset(ip_address(run.gateway_ip) for run in runs)
+        self._listening = frozenset(ip_address(run.gateway_ip) for run in runs)

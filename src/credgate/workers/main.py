@@ -63,7 +63,7 @@ class Worker(Serving):
         upstream = UpstreamTls(Path(setup.system_roots))
         dialler = Dialler(
             pins=Pins(ownaddresses.resolve, limits.names),
-            own_addresses=ownaddresses.own,
+            own_addresses=ownaddresses.Own(),
             listeners=lambda: self._gateways,
             resolve_timeout=limits.resolve,
             connect_timeout=limits.connect,

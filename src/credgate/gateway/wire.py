@@ -1,0 +1,177 @@
+"""An accepted socket on the loop, for a pipe: what asyncio's transport does for it, in one turn of the loop instead of
+four, and without a task, a future and three calls that wait for their turn (docs/decisions/0165).
+"""
+
+import asyncio
+import logging
+import socket
+from typing import TYPE_CHECKING, Any
+
+from credgate.gateway.ending import where
+
+if TYPE_CHECKING:
+    from credgate.gateway.pipe import Pipe
+
+logger = logging.getLogger(__name__)
+
+HIGH, LOW = 64 << 10, 16 << 10  # bytes that wait to be sent: from there on it is behind, and no longer; as asyncio's
+
+
+class Wire(asyncio.Transport):
+    """The socket is its own from here on, and doesn't block."""
+
+    __slots__ = ("_closing", "_fd", "_full", "_loop", "_lost", "_out", "_paused", "_pipe", "_sock")
+
+    def __init__(self, sock: socket.socket, pipe: "Pipe") -> None:
+        super().__init__()
+        self._loop = asyncio.get_running_loop()
+        self._sock, self._fd, self._pipe = sock, sock.fileno(), pipe
+        self._out = bytearray()
+        self._full = self._paused = False
+        self._closing = False  # nothing is read any more, and nothing taken to be sent
+        self._lost = False  # it is told, or will be in the loop's next turn
+
+    def begin(self) -> None:
+        """Tell the pipe, and read: what a client says first is often there by now."""
+        self._loop.add_reader(self._fd, self._readable)
+        self._pipe.connection_made(self)
+        if not (self._closing or self._paused):
+            self._readable()
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def _readable(self) -> None:
+        if self._closing:
+            return
+        try:
+            size = self._sock.recv_into(self._pipe.get_buffer(-1))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._end(error)
+            return
+        try:
+            if size:
+                self._pipe.buffer_updated(size)
+            else:
+                self._pipe.eof_received()
+                self.close()
+        except Exception as error:  # noqa: BLE001 - the outermost frame: a pipe has nobody to tell, the connection ends
+            logger.error("gateway: pipe failed: %s at %s", type(error).__name__, where(error))
+            self._end(error)
+
+    def is_reading(self) -> bool:
+        """Whether bytes are read when they come."""
+        return not (self._closing or self._paused)
+
+    def pause_reading(self) -> None:
+        """Read nothing for now."""
+        if self.is_reading():
+            self._paused = True
+            self._loop.remove_reader(self._fd)
+
+    def resume_reading(self) -> None:
+        """Go on reading."""
+        if self._paused and not self._closing:
+            self._paused = False
+            self._loop.add_reader(self._fd, self._readable)
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    def write(self, data: Any) -> None:
+        """Send bytes; those that the kernel has no room for wait."""
+        if self._closing:
+            return
+        if not self._out:
+            sent = self._send(data)
+            if sent == len(data) or self._lost:
+                return
+            if sent:
+                data = memoryview(data)[sent:]
+            self._loop.add_writer(self._fd, self._writable)
+        self._out += data
+        if len(self._out) > HIGH and not self._full:
+            self._full = True
+            self._pipe.pause_writing()
+
+    def _send(self, data: Any) -> int:
+        """How many bytes the kernel took; 0 too where the connection is no more."""
+        try:
+            return self._sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            self._end(error)
+            return 0
+
+    def _writable(self) -> None:
+        with memoryview(self._out) as waiting:
+            sent = self._send(waiting)
+        if self._lost:
+            return
+        del self._out[:sent]
+        if self._full and len(self._out) <= LOW:
+            self._full = False
+            self._pipe.resume_writing()
+        if not self._out:
+            self._loop.remove_writer(self._fd)
+            if self._closing:
+                self._lose(None)
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that wait."""
+        return len(self._out)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def is_closing(self) -> bool:
+        """Whether it was closed, by either side."""
+        return self._closing
+
+    def close(self) -> None:
+        """Send what waits, and close."""
+        if self._closing:
+            return
+        self._closing = True
+        self._loop.remove_reader(self._fd)
+        if not self._out:
+            self._lose(None)
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._end(None)
+
+    def _end(self, error: Exception | None) -> None:
+        if self._lost:
+            return
+        if self._out:
+            self._out = bytearray()
+            self._loop.remove_writer(self._fd)
+        if not self._closing:
+            self._closing = True
+            self._loop.remove_reader(self._fd)
+        self._lose(error)
+
+    def _lose(self, error: Exception | None) -> None:
+        """In the loop's next turn: whoever closes it is in the middle of something."""
+        if not self._lost:
+            self._lost = True
+            self._loop.call_soon(self._tell, error)
+
+    def _tell(self, error: Exception | None) -> None:
+        try:
+            self._pipe.connection_lost(error)
+        finally:
+            self._sock.close()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """`socket`, `peername` and `sockname`, the latter None where the connection is no more."""
+        if name == "socket":
+            return self._sock
+        ask = {"peername": self._sock.getpeername, "sockname": self._sock.getsockname}.get(name)
+        if ask is None:
+            return default
+        try:
+            return ask()
+        except OSError:
+            return default
