@@ -19,7 +19,7 @@ from jail import berthfacts, inherited, readback
 from jail.guards import GROUPS
 from jail.keeper_client import Berth
 from jail.overlays import overlay_options
-from jail.plan import CANARY_AT, DEVICES, JailSpec, private_trees, rlimit_processes
+from jail.plan import CANARY_AT, DEVICES, JailSpec, private_trees, rlimit_data, rlimit_processes
 
 # Fields of readback.Facts by the group that guards name.
 FIELD_GROUPS = {
@@ -150,7 +150,7 @@ def expected(spec: JailSpec, berth: Berth, groups: tuple[int, ...]) -> readback.
         foreign=readback.own_namespaces(),
         routes=(("jail0", IPv4Network(f"{spec.gateway}/32")),),
         limits={
-            "memory": spec.memory,
+            "data": rlimit_data(spec.memory),
             "processes": rlimit_processes(spec),
             "open_files": spec.open_files,
             "cpu": spec.cpu,

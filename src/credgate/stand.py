@@ -20,7 +20,7 @@ from credgate.paths import Places, private_dir
 from jail import fdpass
 from jail.errors import JailError
 from jail.guards import Guard, Where
-from jail.plan import CANARY_AT, MIB, JailSpec
+from jail.plan import CANARY_AT, MIB, JailSpec, rlimit_data
 from jail.probes import Context
 from jail.probes import stand as script
 from rules.policy import Limits
@@ -145,7 +145,7 @@ def clear_left(places: Places) -> None:
 def limits_of(limits: Limits) -> dict[str, int]:
     """The limits as attempts need them."""
     return {
-        "memory": limits.memory,
+        "data": rlimit_data(limits.memory),
         "processes": limits.processes,
         "open_files": limits.open_files,
         "file_size": limits.file_size,

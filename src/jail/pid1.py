@@ -162,7 +162,7 @@ def bring_limits(limits: Plan) -> None:
         (resource.RLIMIT_NPROC, limits["processes"]),
         (resource.RLIMIT_NOFILE, limits["open_files"]),
         (resource.RLIMIT_FSIZE, limits["file_size"]),
-        (resource.RLIMIT_DATA, limits["memory"]),
+        (resource.RLIMIT_DATA, limits["data"]),
         (resource.RLIMIT_CPU, limits["cpu"]),
         # A login may have been given some of these two: pid 1 would wait for whoever uses them.
         (resource.RLIMIT_NICE, 0),

@@ -16,7 +16,7 @@ MOST = 4 << 20  # bytes of one file; the longest, mountinfo, has a few hundred a
 NAMESPACES = ("user", "net", "mnt", "pid", "pid_for_children", "ipc", "uts", "cgroup")
 CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 LIMITS = {
-    "memory": "Max data size",
+    "data": "Max data size",
     "processes": "Max processes",
     "open_files": "Max open files",
     "cpu": "Max cpu time",

@@ -1,5 +1,6 @@
 """Limits of a whole jail, by a control group and by pid 1's sums, each with its word, and the host untouched."""
 
+import errno
 import json
 import os
 import subprocess
@@ -126,6 +127,24 @@ except BlockingIOError:
 print(made, flush=True)
 sys.exit(made < 100 and STATUS)
 """
+
+
+# As Bun's garbage collector does at its start; where that is refused it takes less, and dies of a later refusal.
+RESERVES = """
+import mmap, resource
+def reserve(): mmap.mmap(-1, 80 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000).close()
+reserve()
+resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))
+try: reserve()
+except OSError as error: print('reserved', error.errno)
+"""
+
+
+def test_what_is_reserved_and_not_used_is_no_memory(held: tuple[str, Site]) -> None:
+    _, site = held
+    site.policy(SMALL)
+    end, out = python(site, RESERVES)
+    assert (end["reason"], end["status"], out) == ("exited", 0, f"reserved {errno.ENOMEM}\n")
 
 
 def test_processes(held: tuple[str, Site]) -> None:

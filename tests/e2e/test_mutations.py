@@ -31,7 +31,7 @@ PER_RUN: dict[str, tuple[str, tuple[str, ...]]] = {
     "one_capability_kept": ("network_admin", ("pid 1: capabilities", "workload: capabilities")),
     "keyring_kept": ("", ("session keyring: expected a new one",)),
     "dumpable": ("pid1_environ pid1_mem", ("pid 1: owner: expected not dumpable",)),
-    "limits_not_set": ("memory", ("limits.memory", "limits.processes", "limits.open_files", "limits.file_size")),
+    "limits_not_set": ("memory", ("limits.data", "limits.processes", "limits.open_files", "limits.file_size")),
     "user_namespaces_unbounded": ("userns_limit", ()),
     "descriptor_leaked": ("descriptors", ("pid 1: descriptor", "workload: descriptor")),
     "variable_inherited": ("environment", ()),

@@ -206,11 +206,11 @@ def test_namespaces(name: str) -> None:
 def test_limits_may_be_lower_not_higher_or_absent() -> None:
     assert isinstance(SHOWN.limits, dict)
     for limit, fine in (((5, 10), True), ((10, 11), False), ((None, None), False), ((5, None), False)):
-        got = named(PLANNED, replace(SHOWN, limits=SHOWN.limits | {"memory": limit}))
-        assert got == (set() if fine else {"limits.memory"})
+        got = named(PLANNED, replace(SHOWN, limits=SHOWN.limits | {"data": limit}))
+        assert got == (set() if fine else {"limits.data"})
     assert named(PLANNED, replace(SHOWN, limits=SHOWN.limits | {"core": (0, 1)})) == {"limits.core"}
     with pytest.raises(KeyError):
-        compare(replace(PLANNED, limits={"memory": 10}), SHOWN)
+        compare(replace(PLANNED, limits={"data": 10}), SHOWN)
 
 
 def test_mounts_writable_only_where_planned() -> None:

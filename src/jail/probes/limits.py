@@ -15,8 +15,8 @@ MAP_NORESERVE = 0x4000  # asm-generic/mman.h; the mmap module has it from Python
 
 
 def memory(context: Context) -> str:
-    """Ask for more private memory than the limit. It is not touched, and without a reservation."""
-    size = context["limits"]["memory"] + 64 * MIB
+    """Ask for more private memory than a process may reserve. It is not touched, and without a reservation."""
+    size = context["limits"]["data"] + 64 * MIB
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     mmap.mmap(-1, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE).close()
     return DONE
