@@ -6,7 +6,12 @@ import resource
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from credgate.gateway import handler
+from credgate.gateway.gates import Gate, GatedReader
+from credgate.gateway.http2 import PREFACE, Cutter
 from credgate.gateway.steps import Timeouts
 from tests.credgate.gateway_rig import SECRET, Rig, rig
 from tests.credgate.h2_rig import Fields, H2Client
@@ -200,3 +205,83 @@ def test_a_large_answer_to_a_slow_client_is_not_held(tmp_path: Path) -> None:
             assert grown < 24 << 20
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_others_have_their_turn_between_the_requests_of_one_read(
+    guarded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not guarded:
+        monkeypatch.setattr(handler, "Cutter", lambda: len)
+
+    async def main() -> None:
+        async with rig(tmp_path, alpn=BOTH) as r:
+            c, other = await client(r), await r.tunnel()
+            host = f"api.good.test:{r.direct}"
+            assert (await other.get("/no/warm", host=host)).status == 403
+            for number in range(80):
+                stream = c.conn.get_next_available_stream_id()
+                c.conn.send_headers(stream, fields(r, path=b"/no/%d" % number), end_stream=True)
+            c.flush()
+            asked = asyncio.create_task(other.get("/no/other", host=host))
+            async with asyncio.timeout(10):
+                while len(r.records("deny")) < 82:
+                    c.conn.receive_data(await c.reader.read(65536))
+                    c.flush()
+            await asked
+            paths = [line["path"] for line in r.records("deny")]
+            assert (paths.index("/no/other") < 40) is guarded
+
+    asyncio.run(main())
+
+
+def frame(kind: int, size: int) -> bytes:
+    return size.to_bytes(3) + bytes([kind, 0]) + b"\0\0\0\1" + b"x" * size
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 1, 4, 6, 9]), st.sampled_from([0, 0, 0, 1, 8, 300])), max_size=300),
+    st.lists(st.integers(1, 700), min_size=1, max_size=9),
+)
+def test_what_one_turn_takes_of_a_clients_frames(frames: list[tuple[int, int]], reads: list[int]) -> None:
+    stream = b"P" * PREFACE + b"".join(frame(kind, size) for kind, size in frames)
+    cut, parts, at = Cutter(), [], 0
+    while at < len(stream):
+        rest = stream[at : at + reads[len(parts) % len(reads)]]
+        at += len(rest)
+        while rest:
+            size = cut(rest)
+            assert 0 < size <= len(rest)
+            parts.append(rest[:size])
+            rest = rest[size:]
+    assert b"".join(parts) == stream
+    ends = [sum(map(len, parts[: number + 1])) for number in range(len(parts))]
+    begins, place = [], PREFACE
+    for kind, size in frames:
+        begins.append((place, kind))
+        place += 9 + size
+    for begin, end in zip([0, *ends], ends, strict=False):
+        inside = [kind for place, kind in begins if begin <= place and place + 9 <= end]
+        assert len(inside) <= 64 and 1 not in inside[:-1]
+
+
+def test_a_reader_gives_way_where_streams_do_not() -> None:
+    async def turns(gated: bool) -> int:
+        reader, seen, taken = asyncio.StreamReader(limit=1 << 20), 0, 0
+        reader.feed_data(b"P" * PREFACE + frame(4, 0) * 6400)
+        asked = GatedReader(reader, Gate(), lambda: None, Cutter()) if gated else reader
+
+        async def other() -> None:
+            nonlocal seen
+            while True:
+                seen += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        while taken < PREFACE + 9 * 6400:
+            taken += len(await asked.read(65535))
+        task.cancel()
+        return seen
+
+    assert asyncio.run(turns(gated=False)) == 0
+    assert asyncio.run(turns(gated=True)) >= 99

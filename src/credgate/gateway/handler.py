@@ -34,9 +34,9 @@ from credgate.gateway.dial import DialError, Streams
 from credgate.gateway.ending import Ending, where
 from credgate.gateway.engine import Engine
 from credgate.gateway.exchange import ClientState, Key, exchange_of
-from credgate.gateway.gates import Gate, GatedReader
+from credgate.gateway.gates import Gate, GatedReader, cut_bytes
 from credgate.gateway.hooks import HOOKS, QUIET, Hooks
-from credgate.gateway.http2 import MAX_BACKLOG
+from credgate.gateway.http2 import MAX_BACKLOG, Cutter
 from credgate.gateway.judge import wire_of
 from credgate.gateway.layers import GateHttpLayer, http_layer
 from credgate.gateway.refusal import Refusal, deny
@@ -86,9 +86,9 @@ class GateHandler(Ending, Engine):
         self._broken: set[str] = set()
         self._late_ids: set[str] = set()
         self._connecting: dict[Connection, asyncio.TimerHandle | None] = {}
-        super().__init__(
-            cast("asyncio.StreamReader", GatedReader(reader, self._client_gate, lambda: None)), writer, options, mode
-        )
+        cut = Cutter() if agreed.alpn == "h2" else cut_bytes
+        gated = GatedReader(reader, self._client_gate, lambda: None, cut)
+        super().__init__(cast("asyncio.StreamReader", gated), writer, options, mode)
         agreed.put_into(self.client)
         context = self.layer.context
         context.server.address = ("connection.invalid", state.port)  # HttpLayer asks for one

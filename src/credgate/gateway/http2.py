@@ -11,6 +11,12 @@ from credgate.gateway.http1 import BadHead, BadHeadHook
 MAX_RESETS = 100  # streams that a client may take back, if they are more than half of its streams
 MAX_BACKLOG = 1 << 20  # bytes in one direction; mitmproxy offers windows of two GiB and queues what can't go on
 
+PREFACE = 24  # bytes before a client's first frame (RFC 9113 3.4)
+_FRAME_HEAD = 9
+_DATA, _HEADERS = 0x0, 0x1
+_FRAMES = 64  # taken in one turn of the event loop
+_SHORT = 128  # bytes of a frame that is not data: one of SETTINGS holds a setting in every six
+
 type Commands = layer.CommandGenerator[None]
 
 
@@ -49,3 +55,35 @@ def backlog(end: layer.Layer | None) -> int:
         queued = (event for events in end.stream_queue.values() for event in events)
         waiting += sum(len(event.data) for event in queued if isinstance(event, RequestData))
     return waiting
+
+
+class Cutter:
+    """Cuts a client's bytes into what one turn of the event loop takes: up to `_FRAMES` frames, or to one that begins a
+    request. An empty one is nine bytes, and costs as much as one that is full of data.
+    """
+
+    __slots__ = ("_head", "_left")
+
+    def __init__(self) -> None:
+        self._left = PREFACE
+        self._head = b""
+
+    def __call__(self, data: bytes) -> int:
+        """How many bytes of `data`, which go on behind those that were counted before."""
+        at, frames, size = 0, 0, len(data)
+        while at < size:
+            if self._left:
+                step = min(self._left, size - at)
+                self._left -= step
+                at += step
+            elif frames >= _FRAMES:
+                break
+            else:
+                need = _FRAME_HEAD - len(self._head)
+                self._head += data[at : at + need]
+                at = min(at + need, size)
+                if len(self._head) == _FRAME_HEAD:
+                    self._left, kind = int.from_bytes(self._head[:3]), self._head[3]
+                    frames += _FRAMES if kind == _HEADERS else 1 if kind == _DATA else 1 + self._left // _SHORT
+                    self._head = b""
+        return at
