@@ -10,11 +10,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from credgate.errors import CredgateError
-from jail import fdpass
 from rules.policy import OnAlarm
 
 if TYPE_CHECKING:
     from credgate.session import Session
+    from jail import fdpass
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Alarms:
     def _tell(self, kind: str, detail: str, action: str) -> None:
         body: fdpass.Json = {"ev": "alarm", "run": self._session.run.id, "kind": kind, "detail": detail}
         try:  # at once or not at all: the launcher may be stopped, and the ledger has it
-            fdpass.send(self._session.caller.sock, {**body, "action": action})
+            self._session.caller.put({**body, "action": action})
         except OSError as error:
             log.info("run %s: the launcher was not told of an alarm: %s", self._session.run.id, error.strerror)
 

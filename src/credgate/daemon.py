@@ -12,12 +12,14 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from credgate import hostlimits, ownaddresses
 from credgate.ca import Authority
 from credgate.children import attach
 from credgate.errors import CredgateError
+from credgate.front import Front, request
 from credgate.gateway.server import Gateway
 from credgate.ledger.settings import FILE as LEDGER_SETTINGS
 from credgate.ledger.settings import load_settings
@@ -156,10 +158,10 @@ class Daemon:
             return
         try:
             match message.body.get("op"):
-                case "run.open":
-                    await self._run(peer, message)
+                case "run.open" | "run.front":
+                    await self._run(peer, message, _reader(peer, message))
                 case "prove.open":
-                    await prove(self.parts, peer, Wanted.parse(_payload(message)))
+                    await prove(self.parts, peer, Wanted.parse(_json(_payload(message))))
                 case "status":
                     await peer.send(await self._status())
                 case "kill":
@@ -179,9 +181,9 @@ class Daemon:
         finally:
             message.close()
 
-    async def _run(self, peer: Peer, message: fdpass.Received) -> None:
+    async def _run(self, peer: Peer, message: fdpass.Received, read: Callable[[bytes], fdpass.Json]) -> None:
         with contextlib.closing(Borrowed.take(message)) as borrowed:
-            asked = Asked.parse(_payload(message), peer.groups())
+            asked = Asked.parse(read(_payload(message)), peer.groups())
             chosen = await asyncio.to_thread(find_for_run, asked, self.places)
             session = await self._session(peer, asked, chosen, borrowed, warm=message.body.get("warm") is True)
             self.sessions[session.run.id] = session
@@ -229,14 +231,26 @@ async def _row(session: Session) -> fdpass.Json:
     return {**named, **run.requests(), **seen.to_json()}
 
 
-def _payload(message: fdpass.Received) -> dict[str, object]:
+def _payload(message: fdpass.Received) -> bytes:
     if len(message.fds) != 1:
         raise CredgateError("bad_request", f"got {len(message.fds)} descriptors with run.open, expected 1", "", 2)
     size = os.fstat(message.fds[0]).st_size
     if size > MAX_REQUEST:
         raise CredgateError("bad_request", f"got a request of {size} bytes, expected at most {MAX_REQUEST}", "", 2)
+    return os.pread(message.fds[0], size, 0)
+
+
+def _reader(peer: Peer, message: fdpass.Received) -> Callable[[bytes], fdpass.Json]:
+    """What reads the request of a run, as this launcher writes it. Raises CredgateError."""
+    if message.body.get("op") == "run.open":
+        return _json
+    peer.front = Front.of(message.body)
+    return request
+
+
+def _json(raw: bytes) -> fdpass.Json:
     try:
-        body = json.loads(os.pread(message.fds[0], size, 0))
+        body = json.loads(raw)
     except ValueError:
         raise CredgateError("bad_request", "run.open: not JSON", "", 2) from None
     if not isinstance(body, dict):

@@ -6,9 +6,13 @@ import errno
 import logging
 import socket
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from jail import fdpass
 from jail.errors import JailError
+
+if TYPE_CHECKING:
+    from credgate.front import Front
 
 log = logging.getLogger(__name__)
 
@@ -22,11 +26,15 @@ PAUSE = 0.5  # seconds before the next try: the listener stays readable, so that
 
 
 class Peer:
-    """Awaitable wrapper; owns the socket. One reader at a time; writers wait for each other."""
+    """Awaitable wrapper; owns the socket. One reader at a time; writers wait for each other.
+
+    front: where a launcher listens that reads no JSON, who words messages for it.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.sock = sock
+        self.front: Front | None = None
         self._writing = asyncio.Lock()  # the loop keeps one waiter a descriptor
 
     async def recv(self) -> fdpass.Received | None:
@@ -47,11 +55,19 @@ class Peer:
         async with self._writing:
             while True:
                 try:
-                    fdpass.send(self.sock, body, fds)
+                    self.put(body, fds)
                 except BlockingIOError:
                     await self._ready(write=True)
                 else:
                     return
+
+    def put(self, body: fdpass.Json, fds: Sequence[int] = ()) -> None:
+        """Send one message at once or not at all. Raises OSError, BlockingIOError while the queue is full."""
+        worded = None if self.front is None else self.front.form(body, len(fds))
+        if worded is None:
+            fdpass.send(self.sock, body, fds)
+        elif worded:
+            fdpass.send_bytes(self.sock, worded, fds)
 
     async def _ready(self, *, write: bool) -> None:
         loop = asyncio.get_running_loop()

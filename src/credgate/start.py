@@ -8,14 +8,20 @@ import sys
 
 if __name__ == "__main__":
     sys.path.append(__file__.rpartition("/credgate/")[0])  # behind the standard library: nothing there shadows that
-    if sys.argv[1:2] != ["run"]:
+    name, _, told = sys.argv[1].partition(":")  # told by a front that leaves the rest to us
+    if name != "run":
         import site
 
         site.main()
-    from credgate.cli import main
+    if told:
+        from credgate.commands.resumed import main as resumed
 
-    status = main(sys.argv[1:])
-    if sys.argv[1:2] == ["run"]:  # it has written through no buffer, and taking an interpreter down takes its time
+        status = resumed(told, sys.argv[2:])
+    else:
+        from credgate.cli import main
+
+        status = main(sys.argv[1:])
+    if name == "run":  # it has written through no buffer, and taking an interpreter down takes its time
         import os
 
         os._exit(status)

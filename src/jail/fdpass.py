@@ -62,6 +62,11 @@ def send(sock: socket.socket, body: Json, fds: Sequence[int] = ()) -> None:
         raise JailError(
             "message_too_big", f"got {len(data)} bytes and {len(fds)} descriptors, expected {MAX_BYTES} and {MAX_FDS}"
         )
+    send_bytes(sock, data, fds)
+
+
+def send_bytes(sock: socket.socket, data: bytes, fds: Sequence[int] = ()) -> None:
+    """Send one message that is no JSON. Raises OSError as sendmsg does."""
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     sock.sendmsg([data], rights, socket.MSG_NOSIGNAL)
 

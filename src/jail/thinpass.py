@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     type Json = dict[str, object]
+    type Socket = _socket.socket
 
 
 class Message:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from credgate.alarms import Alarms
+from credgate.peer import Peer
 from credgate.policyfile import Effective, Origin
 from credgate.runs import Run
 from jail import fdpass
@@ -70,7 +71,7 @@ class Live:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for sock in (mine, theirs, *self.berth.tcp.values()):
             sock.setblocking(False)
-        self.caller, self.launcher = Sock(mine), theirs
+        self.caller, self.launcher = Peer(mine), theirs
         self.alarms = run.alarm = Alarms(self)  # type: ignore[arg-type, assignment]
         if above is not None:
             above.below.append(self)
@@ -99,8 +100,3 @@ class Live:
     def close(self) -> None:
         for sock in (self.caller.sock, self.launcher, *self.berth.tcp.values()):
             sock.close()
-
-
-@dataclass
-class Sock:
-    sock: socket.socket

@@ -11,7 +11,8 @@ from pathlib import Path
 import keyring.backend
 import pytest
 
-from credgate.apparmor import OWN, PLACE
+from credgate import buildfront
+from credgate.apparmor import OWN, PLACE, both
 from credgate.commands.doctor import main
 from credgate.filters import VARIANTS
 from credgate.hostprobes import PROBES
@@ -34,6 +35,7 @@ ROWS = [
     "cgroups",
     "copies of a tree",
     "debugging inside",
+    "launcher",
     "secret sources",
     "keyring",
     "state files",
@@ -132,7 +134,7 @@ def test_every_probe_has_its_row(places: Places, capsys: pytest.CaptureFixture[s
     document = json.loads(capsys.readouterr().out)
     checks = document["checks"]
     assert [check["name"] for check in checks] == ROWS
-    assert len(PROBES) == len(ROWS) - 4
+    assert len(PROBES) == len(ROWS) - 5
     assert all(check.keys() == {"name", "state", "detail", "mend"} for check in checks)
     missing = [check["name"] for check in checks if check["state"] == "missing"]
     assert status == document["exit"] == (3 if missing else 0)
@@ -266,7 +268,7 @@ def test_the_apparmor_profile_is_the_shipped_one_with_this_interpreters_path(cap
     shipped = (Path(__file__).parents[2] / "packaging/apparmor/credgate").read_text()
     assert main(["--apparmor"]) == 0
     printed = capsys.readouterr().out
-    assert printed.replace(os.path.realpath(sys.executable), OWN) == shipped
+    assert printed.replace(both(sys.executable, str(buildfront.COMMAND)), OWN) == shipped
     assert "\n  userns,\n" in shipped
     assert f"Place: {PLACE}." in shipped
 

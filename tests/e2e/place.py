@@ -12,6 +12,8 @@ from typing import Any
 from tests.conftest import OrdinaryUser
 from tests.e2e.site import BIN, TIMEOUT, Site, make_site
 
+CLOSING = 1.0  # seconds for a daemon to close what belonged to a run whose launcher was killed
+
 
 def module_site(ordinary_user: OrdinaryUser) -> Iterator[Site]:
     """For `pytest.fixture(scope="module")`: a daemon start costs more than all that most tests do with it."""
@@ -84,6 +86,7 @@ class Live:
     """A run that was started and has said ready; killed when its block ends, if it has not ended by then."""
 
     def __init__(self, site: Site, *command: str, **kw: Any) -> None:
+        self._site = site
         reader, writer = os.pipe()
         self.process = site.start(*command, flags=["--status-fd", str(writer)], pass_fds=[writer], **kw)
         os.close(writer)
@@ -97,10 +100,15 @@ class Live:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
+        killed = self.process.poll() is None
+        if killed:
             self.process.kill()
         self.process.communicate(timeout=30)
         self._lines.close()
+        # Its daemon is told by the kernel while we are here already; where that one is gone too, nobody ends the run.
+        deadline = time.monotonic() + CLOSING
+        while killed and time.monotonic() < deadline and not self._site.ledger(ev="run.end", run=self.run):
+            time.sleep(0.02)
 
     @property
     def launcher(self) -> int:

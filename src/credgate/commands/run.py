@@ -7,7 +7,6 @@ import sys
 from credgate import thinclient
 from credgate.errors import CredgateError, print_error
 from credgate.stdio import check_standard
-from credgate.text import escape
 from jail import thinpass
 from jail.errors import JailError
 from jail.lent import CONTINUED, EXITED, STOPPED, Lent
@@ -20,9 +19,11 @@ if TYPE_CHECKING:
 
     from credgate.progress import Progress
     from jail import launcher
+    from jail.lent import Standing
 
 CANNOT = 125
 LAST_WORD = 60.0  # seconds for the daemon to close what belonged to the run
+FORWARDED = ("SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # to the command, without a terminal
 EXAMPLE = (
     "example:\n  credgate run --role dev -- claude\n  credgate run --policy p.toml -- sh -c 'curl https://api.example'"
 )
@@ -78,7 +79,18 @@ def main(argv: list[str]) -> int:
         elif options.user:
             raise CredgateError("not_root", "--user is for root alone", "leave it out", CANNOT)
         hostlimits.raise_open_files()
-        launch = Launch(options, command)
+    except OSError as error:
+        return print_error(hostlimits.shown(error, "credgate run"))
+    except CredgateError as error:
+        return max(print_error(error), CANNOT)
+    return to_the_end(Launch(options, command))
+
+
+def to_the_end(launch: "Launch") -> int:
+    """Run it; expected errors end here, said in two lines."""
+    from credgate import hostlimits  # noqa: PLC0415
+
+    try:
         try:
             return launch.run()
         finally:
@@ -154,16 +166,10 @@ class Launch:
 
     def run(self) -> int:
         """From the request to the confirmed end; returns the exit status."""
-        self._check_status_fd()
-        check_standard()
-        self.progress.step("waiting for the gateway daemon")
-        self.control = thinclient.connect(os.environ)
-        self.progress.step("making the jail, and copying what it gets")
-        started = self._start(self.control)
-        self.progress.step("proving the jail")
-        self.peer = started.peer
+        started = self.begin()
         for sock in (self.control, self.peer):
-            self.events.register(sock.fileno(), select.EPOLLIN)
+            if sock is not None:
+                self.events.register(sock.fileno(), select.EPOLLIN)
         try:
             self._until_exit()
         finally:
@@ -174,6 +180,18 @@ class Launch:
         for pid in self.children:  # their jails are dead: ours is, and the daemon ended them first
             os.waitpid(pid, 0)
         return self._status()
+
+    def begin(self) -> "launcher.Started | Standing":
+        """Ask the daemon for a jail, which is not proven yet."""
+        self._check_status_fd()
+        check_standard()
+        self.progress.step("waiting for the gateway daemon")
+        self.control = thinclient.connect(os.environ)
+        self.progress.step("making the jail, and copying what it gets")
+        started = self._start(self.control)
+        self.progress.step("proving the jail")
+        self.peer = started.peer
+        return started
 
     def _check_status_fd(self) -> None:
         if self.options.status_fd < 0:
@@ -258,8 +276,9 @@ class Launch:
 
         wake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        for forwarded in ("SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+        for forwarded in FORWARDED:
             signal.signal(getattr(signal, forwarded), lambda _number, _frame: None)
+        self.catches()
         self.events.register(wake, select.EPOLLIN)
         while not self._over():
             ready = [descriptor for descriptor, _ in self.events.poll()]
@@ -269,6 +288,9 @@ class Launch:
             if set(ready) - {wake}:
                 self.receive()
         self.events.unregister(wake)
+
+    def catches(self) -> None:
+        """For a subclass: signals are caught from here on."""
 
     def _over(self) -> bool:
         return self.peer is None or self.control is None or bool(self.exited) or self.refused is not None
@@ -334,9 +356,12 @@ class Launch:
         self.children = [pid for pid in self.children if os.waitpid(pid, os.WNOHANG)[0] == 0]
 
     def _alarm(self, body: "thinpass.Json") -> None:
-        """Said with -q too: the role chose that the user hears of it."""
-        what = escape(f"{body['kind']}: {body['detail']} ({body['action']})")
-        _say(f"credgate: alarm in run {body['run']}: {what}" + ("\r\n" if 2 in self.ttys else "\n"))
+        from credgate import said  # noqa: PLC0415
+
+        _say(said.alarm(body, self._line_end()))
+
+    def _line_end(self) -> str:
+        return "\r\n" if 2 in self.ttys else "\n"  # the relay has the terminal in raw mode
 
     def _announce(self, body: "thinpass.Json") -> None:
         self.ready = True
@@ -344,13 +369,9 @@ class Launch:
         keys = ("run", "pid", "proof", "gateway", "ledger")
         self._write_status({"event": "ready", **{key: body[key] for key in keys}})
         if not self.options.quiet:
-            line = (
-                f"credgate: role {body['role']}, {body['guards']} guards shown, {body['endpoints']} endpoints, "
-                f"limits by {body['limits']}, {body['opened']}{escape(str(body['files']))}"
-                f"run {body['run']}, ledger {escape(str(body['ledger']))}"
-            )
-            end = "\r\n" if 2 in self.ttys else "\n"  # the relay has the terminal in raw mode
-            _say(line + end)
+            from credgate import said  # noqa: PLC0415
+
+            _say(said.ready(body, self._line_end()))
 
     def _order(self, body: "thinpass.Json") -> None:
         if self.peer is not None:
@@ -389,8 +410,6 @@ class Launch:
             counts = {"requests": self.ended.get("requests", {}), **{key: self.ended.get(key) for key in keys}}
             counts["refusals"] = self.refusals.get("entries", [] if self.ended else None)
             self._write_status({"event": "exit", "run": self.id, "status": status, "reason": reason} | counts)
-        if self.ended and reason not in ("exited", "signaled"):
-            _say(f"credgate: the run was ended: {reason}\n")
         self._summarise()
         if self.ready and self.options.learn:
             self._propose()
@@ -408,14 +427,12 @@ class Launch:
             _say(f"credgate: no rules proposed: {error.strerror}; later: credgate policy learn {self.id}\n")
 
     def _summarise(self) -> None:
-        requests = self.ended.get("requests")
-        if not self.ready or self.options.quiet or not isinstance(requests, dict):
-            return
-        allowed, denied = requests.get("allow"), requests.get("deny")
-        _say(f"credgate: run {self.id}: {allowed} requests allowed, {denied} refused; {self.ended.get('seen')}\n")
-        for told in (None if self.options.learn else self.refusals.get("lines"), self.ended.get("left")):
-            for line in told if isinstance(told, list) else ():  # what is indented goes on with the line before
-                _say(("" if str(line).startswith("    ") else "credgate: ") + f"{escape(str(line))}\n")
+        from credgate import said  # noqa: PLC0415
+
+        if self.ended:
+            _say(said.cut_short(str(self.ended["reason"])))
+        if self.ready and not self.options.quiet:
+            _say(said.summary(self.ended, None if self.options.learn else self.refusals.get("lines")))
 
     def _write_status(self, body: "thinpass.Json") -> None:
         if self.options.status_fd >= 0:

@@ -1,0 +1,9 @@
+# shellcheck shell=bash
+# `credgate run` as a program of its own, which starts no interpreter (src/credgate/native). Without a compiler the
+# command stays what pip installed, and each launch costs an interpreter's start more.
+
+build_front() {
+    if [ ! -w .venv/bin ]; then return; fi
+    if is_root && ! type -P cc >/dev/null && type -P apt-get >/dev/null; then (apt_install gcc libc6-dev) || true; fi
+    .venv/bin/python -I -m credgate.buildfront || warn "each launch starts an interpreter"
+}

@@ -1,0 +1,89 @@
+"""A run that a front starts, beside one whose launcher is Python: what the user gets is the same."""
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from credgate import buildfront, start
+from tests.bench import kernel
+from tests.e2e.place import daemon_pid, module_site, wait_for
+from tests.e2e.site import BIN, Site
+
+pytestmark = pytest.mark.needs("userns", "netns", "nftables", "landlock", "seccomp", "compiler")
+place = pytest.fixture(scope="module")(module_site)
+PYTHON = (BIN / "python", "-I", "-S", start.__file__)
+
+
+@pytest.fixture
+def site(place: Site) -> Site:
+    place.policy("version = 1\n[role.dev]\n")
+    daemon_pid(place)
+    return place
+
+
+def launched(
+    site: Site, words: tuple[str | Path, ...], *command: str, flags: tuple[str, ...] = ()
+) -> "subprocess.Popen[bytes]":
+    argv = [*words, "run", "--policy", site.home / "policy/policy.toml", *flags, "--", *command]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(site.as_user(argv), env=site.environment(), cwd=site.work, **pipes)
+
+
+def test_the_installed_command_is_one() -> None:
+    assert buildfront.is_current()
+
+
+@pytest.mark.parametrize(
+    ("flags", "command"),
+    [
+        ((), ("sh", "-c", "echo out; exit 41")),
+        ((), ("sh", "-c", "kill -9 $$")),
+        (("-q",), ("sh", "-c", "echo out")),
+        ((), ("no-such-program",)),
+        (("--role", "none"), ("true",)),
+        (("--role=dev", "--env", "NO_SUCH"), ("true",)),
+        (("--read-only",), ("sh", "-c", "touch file 2>/dev/null || exit 7")),
+        (("--warm",), ("echo", "warm")),
+    ],
+)
+def test_it_says_and_ends_as_python_does(site: Site, flags: tuple[str, ...], command: tuple[str, ...]) -> None:
+    ends = []
+    for words in (PYTHON, (BIN / "credgate",)):
+        process = launched(site, words, *command, flags=flags)
+        out, err = process.communicate(timeout=60)
+        ends.append((process.returncode, out, re.sub(rb"r[0-9a-f]{12}", b"RUN", err)))
+    assert ends[0] == ends[1]
+
+
+def test_no_interpreter_stays_beside_the_jail(site: Site) -> None:
+    process = launched(site, (BIN / "credgate",), "sh", "-c", "echo up; exec sleep 300")
+    assert process.stdout is not None and process.stdout.readline() == b"up\n"
+    assert os.path.samefile(f"/proc/{process.pid}/exe", buildfront.COMMAND)
+    assert kernel.memory(process.pid, "Private_Dirty") < 200_000  # the rest is one file for all of them
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=30) is not None and process.returncode == 143
+
+
+@pytest.mark.parametrize("words", [PYTHON, (BIN / "credgate",)], ids=["python", "front"])
+def test_the_jail_ends_with_its_launcher(site: Site, words: tuple[str | Path, ...]) -> None:
+    process = launched(site, words, "sh", "-c", "echo up; exec sleep 300")
+    assert process.stdout is not None and process.stdout.readline() == b"up\n"
+    run = site.ledger(ev="run.start")[-1]["run"]
+    process.kill()
+    wait_for(lambda: site.ledger(ev="run.end", run=run), "the end of the run")
+    assert site.ledger(ev="run.end", run=run)[0]["reason"] == "killed"
+    process.communicate(timeout=30)
+
+
+@pytest.mark.parametrize("words", [PYTHON, (BIN / "credgate",)], ids=["python", "front"])
+def test_a_daemon_that_dies_is_told(site: Site, words: tuple[str | Path, ...]) -> None:
+    process = launched(site, words, "sh", "-c", "echo up; exec sleep 299.25", flags=("-q",))
+    assert process.stdout is not None and process.stdout.readline() == b"up\n"
+    os.kill(daemon_pid(site), signal.SIGKILL)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 137
+    assert err.decode().splitlines()[0] == "error: the gateway daemon ended; the run was ended with it"
