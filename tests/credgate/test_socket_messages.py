@@ -1,9 +1,11 @@
 """WebSocket messages under a rule with a body term: each is judged before a byte of it goes on, or the socket ends."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,10 +13,12 @@ from hypothesis import strategies as st
 from wsproto.connection import Connection, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, TextMessage
 
-from credgate.gateway import waiting
+from credgate.gateway import hooks, waiting
 from credgate.gateway.frames import BINARY, CLOSE, CONTINUATION, PING, TEXT, FrameError
+from credgate.gateway.gates import Gate
 from credgate.gateway.hooks import Hooks
 from credgate.gateway.messages import MAX_FRAMES, MessageRefused, Messages, close_frame
+from credgate.gateway.steps import Steps
 from tests.credgate.gateway_rig import SECRET, Rig, Seen, rig
 from tests.credgate.test_websocket import POLICY_WS, WS_RULE, Reader, Socket, Writer, agreed, echo, frame, opened
 
@@ -286,3 +290,62 @@ def test_the_close_frame_is_one_for_another_parser() -> None:
         [event] = connection.events()
         assert isinstance(event, CloseConnection)
         assert (event.code, event.reason) == (1008, "body_refused")
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_others_have_their_turn_between_the_messages_of_one_read(
+    guarded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not guarded:
+        monkeypatch.setattr(hooks, "MESSAGES", 1 << 30)
+    judged, turns = 0, list[int]()
+    judge = Steps.judge_message
+
+    async def counted(*args: Any) -> str:
+        nonlocal judged
+        judged += 1
+        return await judge(*args)
+
+    async def other() -> None:
+        while True:
+            turns.append(judged)
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(Steps, "judge_message", counted)
+
+    async def test(r: Rig) -> None:
+        socket = await opened(r)
+        task = asyncio.create_task(other())
+        socket.client.writer.write(frame(TEXT, b'{"type":"say"}', mask=b"abcd") * 190)
+        async with asyncio.timeout(10):
+            while judged < 190:
+                await asyncio.sleep(0.01)
+        task.cancel()
+        most = max(after - before for before, after in itertools.pairwise([*turns, judged]))
+        assert (most <= 8) is guarded
+
+    run(tmp_path, test)
+
+
+def test_a_gate_that_was_closed_again_keeps_who_waits() -> None:
+    async def main() -> None:
+        gate, through = Gate(), list[int]()
+
+        async def reader() -> None:
+            await gate.wait()
+            through.append(1)
+
+        gate.hold()
+        task = asyncio.create_task(reader())
+        await asyncio.sleep(0)
+        for _ in range(3):
+            gate.release()
+            gate.hold()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert not through
+        gate.release()
+        await task
+        assert through == [1]
+
+    asyncio.run(main())

@@ -6,13 +6,14 @@ import itertools
 import os
 from pathlib import Path
 
+import pytest
 from wsproto.connection import Connection, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, TextMessage
 
 from credgate.gateway.cleaning import Cleaning
-from credgate.gateway.frames import CONTINUATION, PING, TEXT, Frames
+from credgate.gateway.frames import CONTINUATION, PING, TEXT, FrameError, Frames
 from credgate.gateway.leaving import Leak
-from credgate.gateway.searched import CleanFrames, LeavingFrames
+from credgate.gateway.searched import MAX_BEHIND, CleanFrames, LeavingFrames
 from rules.needles import needles
 from rules.scrub import HEAD, Table
 from tests.credgate.gateway_rig import SECRET, Rig, Seen
@@ -157,3 +158,21 @@ def test_through_the_gateway(tmp_path: Path) -> None:
         assert S not in b"".join(f.read_bytes() for f in r.ledger_dir.iterdir())
 
     run(tmp_path, test)
+
+
+@pytest.mark.parametrize("opcode", [PING, CONTINUATION])
+@pytest.mark.parametrize("target", [False, True])
+def test_what_waits_behind_the_beginning_of_a_secret_has_a_bound(opcode: int, target: bool) -> None:
+    """Frames that say nothing wait behind it; the message that it stands in never goes on."""
+    mask = b"" if target else b"abcd"
+    direction, goes_on = (CleanFrames(cleaning([])) if target else LeavingFrames(TABLE) for _ in range(2))
+    one = frame(opcode, b"" if opcode == CONTINUATION else b"x" * 100, fin=opcode == PING, mask=mask)
+    some = one * (MAX_BEHIND // len(one) // 2)
+    begin = frame(TEXT, S[: HEAD + 2], fin=False, mask=mask)
+    assert direction.through(begin + some) != begin + some, "something waits"
+    direction.through(some)
+    with pytest.raises(FrameError, match="without end"):
+        direction.through(some)
+    goes_on.through(begin + some)
+    for _ in range(5):  # a message that goes on lets all of them go
+        goes_on.through(frame(CONTINUATION, b"n" * 40, fin=False, mask=mask) + frame(PING, b"", mask=mask) + some)

@@ -83,6 +83,7 @@ class Exchange:
     hold: Callable[[bytes], bool] | None = field(default=None, repr=False)  # counts them; True: refused
     count: Callable[[bool, int], str] | None = field(default=None, repr=False)  # of a WebSocket: Steps.passed
     keep: Callable[[int], str] | None = field(default=None, repr=False)  # likewise: waiting.keep
+    messages: int = 0  # of a WebSocket's client that were judged
     failure: Reason | None = None  # why the upstream gave no answer, or not a whole one
     why: str = ""  # more of it, for the ledger alone
     leaving: Leaving | None = field(default=None, repr=False)  # of its body, where that is streamed

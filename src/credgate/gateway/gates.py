@@ -34,16 +34,24 @@ class Gate:
                 self.release()
 
     async def wait(self) -> None:
-        """Return once it is open."""
-        await self._open.wait()
+        """Return once it is open: who is woken finds it closed again where somebody held it in the same turn."""
+        while self._holders:
+            await self._open.wait()
 
 
-SLICE = 16 << 10  # bytes that are looked at in one turn of the loop, where nobody knows what they are
+# Bytes that are looked at in one turn of the loop, where nobody knows what they are: a target's answers are large more
+# often than not, and a client's messages by WebSocket are short.
+OF_TARGET, OF_CLIENT = 16 << 10, 4 << 10
 
 
-def cut_bytes(data: bytes) -> int:
+def of_target(data: bytes) -> int:
     """How much of what was read is for this turn of the loop."""
-    return min(len(data), SLICE)
+    return min(len(data), OF_TARGET)
+
+
+def of_client(data: bytes) -> int:
+    """The same of what came from a client."""
+    return min(len(data), OF_CLIENT)
 
 
 class GatedReader:
@@ -61,7 +69,7 @@ class GatedReader:
         reader: asyncio.StreamReader,
         gate: Gate,
         broken: Callable[[], None],
-        cut: Callable[[bytes], int] = cut_bytes,
+        cut: Callable[[bytes], int] = of_target,
     ) -> None:
         """`broken` is called when reading fails, which mitmproxy takes for the end of a body without length.
 

@@ -34,7 +34,7 @@ from credgate.gateway.dial import DialError, Streams
 from credgate.gateway.ending import Ending, where
 from credgate.gateway.engine import Engine
 from credgate.gateway.exchange import ClientState, Key, exchange_of
-from credgate.gateway.gates import Gate, GatedReader, cut_bytes
+from credgate.gateway.gates import Gate, GatedReader, of_client
 from credgate.gateway.hooks import HOOKS, QUIET, Hooks
 from credgate.gateway.http2 import MAX_BACKLOG, Cutter
 from credgate.gateway.judge import wire_of
@@ -86,7 +86,7 @@ class GateHandler(Ending, Engine):
         self._broken: set[str] = set()
         self._late_ids: set[str] = set()
         self._connecting: dict[Connection, asyncio.TimerHandle | None] = {}
-        cut = Cutter() if agreed.alpn == "h2" else cut_bytes
+        cut = Cutter() if agreed.alpn == "h2" else of_client
         gated = GatedReader(reader, self._client_gate, lambda: None, cut)
         super().__init__(cast("asyncio.StreamReader", gated), writer, options, mode)
         agreed.put_into(self.client)

@@ -4,6 +4,7 @@ mitmproxy's addon manager swallows an exception of a hook and goes on, which let
 addon manager is used: `handler.GateHandler` calls these methods itself, and ends the connection when one raises.
 """
 
+import asyncio
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
@@ -32,6 +33,8 @@ from rules.verdict import Deny
 
 if TYPE_CHECKING:
     from credgate.gateway.handler import GateHandler
+
+MESSAGES = 8  # of a WebSocket that are judged in one turn of the loop: a read holds a thousand short ones
 
 # Hooks with a method here. Each has a test that makes it raise.
 HOOKS = (
@@ -210,7 +213,11 @@ class Hooks:
 
     async def socket_message(self, _handler: "GateHandler", message: SocketMessage) -> None:
         """A client's message waits for its verdict."""
-        message.why = await self.steps.judge_message(exchange_of(message.flow), message.text)
+        exchange = exchange_of(message.flow)
+        exchange.messages += 1
+        if not exchange.messages % MESSAGES:
+            await asyncio.sleep(0)
+        message.why = await self.steps.judge_message(exchange, message.text)
 
     async def socket_end(self, handler: "GateHandler", end: SocketEnd) -> None:
         """A WebSocket is over: what passed is in its exchange."""

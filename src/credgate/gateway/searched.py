@@ -8,10 +8,12 @@ far counts on in the next one.
 from collections import deque
 
 from credgate.gateway.cleaning import Cleaning
-from credgate.gateway.frames import CLOSE, Frames
+from credgate.gateway.frames import CLOSE, FrameError, Frames
 from credgate.gateway.leaving import Leak
 from credgate.gateway.messages import unmasked
 from rules.scrub import Scrubber, Table
+
+MAX_BEHIND = 64 << 10  # bytes of heads and control frames that wait behind what may be a secret's beginning
 
 
 class _Searched(Frames):
@@ -20,6 +22,7 @@ class _Searched(Frames):
     def __init__(self, *, masked: bool) -> None:
         super().__init__(masked=masked)
         self._queue: deque[bytes | int] = deque()  # what goes on as it is, or how many bytes of payload
+        self._behind = 0  # bytes of the former
         self._ready = bytearray()  # payload that may go on
         self._control = self._final = False
 
@@ -36,6 +39,7 @@ class _Searched(Frames):
             part = self._queue.popleft()
             if isinstance(part, bytes):
                 out += part
+                self._behind -= len(part)
                 continue
             size = min(part, len(self._ready))
             out += self._ready[:size]
@@ -43,11 +47,13 @@ class _Searched(Frames):
             if size < part:
                 self._queue.appendleft(part - size)
                 break
+        if self._behind > MAX_BEHIND:
+            raise FrameError("frames without end behind a message that does not go on")
         return bytes(out)
 
     def _began(self, head: bytes, opcode: int, length: int) -> None:
         self._control = opcode >= CLOSE
-        self._queue.append(head)
+        self._wait(head)
         if not self._control:
             self._final = bool(head[0] & 0x80)
             self._begin_payload(head)
@@ -56,12 +62,16 @@ class _Searched(Frames):
 
     def _payload(self, data: bytes) -> None:
         if self._control:
-            self._queue.append(data)
+            self._wait(data)
         else:
             self._queue.append(len(data))
             self._ready += self._filter(data)
         if not self._left:
             self._ended()
+
+    def _wait(self, data: bytes) -> None:
+        self._queue.append(data)
+        self._behind += len(data)
 
     def _ended(self) -> None:
         if self._final and not self._control:
