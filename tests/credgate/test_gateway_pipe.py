@@ -122,3 +122,18 @@ def test_a_ticket_that_waits_is_no_flood(tmp_path: Path, monkeypatch: pytest.Mon
         pair.move(pair.near, pair.server)
     assert pair.served.got == b"body" * 5
     assert not (pair.served.over or pair.server.broken or pair.far.writes)
+
+
+@pytest.mark.parametrize("properly", [True, False])
+def test_tlss_end_is_said_to_who_is_there_to_read_it(properly: bool, tmp_path: Path) -> None:
+    pair = Pair(tmp_path, ssl.TLSVersion.TLSv1_3, lambda pipe: pipe.send(b"GET"))
+    pair.shake()
+    pair.server.send(b"200")
+    pair.move(pair.far, pair.client)
+    if properly:
+        pair.client.close(notify=True)
+        pair.move(pair.near, pair.server)
+        assert pair.served.over and not pair.server.broken
+    pair.server.eof_received()
+    pair.server.close(notify=True)
+    assert pair.move(pair.far, pair.client) == int(properly)

@@ -221,7 +221,7 @@ class Judge:
         secret = await self._proxy_secret(state.run, allow)
         target = await self.dialler.target(allow.endpoint, request.host, state.run.lookups, secret)
         if isinstance(target, Target):
-            target = replace(target, client=shown)
+            target = target if shown is None else replace(target, client=shown)
             if len(state.targets) >= _MAX_TARGETS:  # a wildcard host has names without end
                 state.targets = {key: kept for key, kept in state.targets.items() if key in connected}
             state.targets[target.key] = target

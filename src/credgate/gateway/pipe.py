@@ -54,6 +54,7 @@ class Pipe(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_incoming",
+        "_left",
         "_made",
         "_outgoing",
         "_own",
@@ -85,6 +86,7 @@ class Pipe(asyncio.BufferedProtocol):
         self._outgoing: ssl.MemoryBIO
         self._paused = False
         self._own = 0
+        self._left = False  # by a FIN, without TLS's own end before it
         self._ticket = 0  # bytes of a session ticket, which goes with the first bytes that are sent
 
     # -- what asyncio calls -------------------------------------------------------------------------------------------
@@ -124,6 +126,7 @@ class Pipe(asyncio.BufferedProtocol):
 
     def eof_received(self) -> None:
         """The other side's FIN. asyncio closes the socket then, once all was sent."""
+        self._left = not self.ended
         self._over()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -249,13 +252,13 @@ class Pipe(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def close(self, *, notify: bool = False) -> None:
-        """Send what waits, and close. `notify`: with the proper end of TLS."""
+        """Send what waits, and close. `notify`: with the proper end of TLS, where anybody is there to read it."""
         if self.closing:
             return
         if not self._made:
             self.closing = True
             return
-        if notify and self.secure and self._tls is not None:
+        if notify and self.secure and self._tls is not None and not self._left:
             with suppress(ssl.SSLError):  # the other side's own end is not there yet, nor waited for
                 self._tls.unwrap()
             self.flush()
