@@ -7,8 +7,10 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import assert_never
+
+from msgspec.structs import replace
 
 from credgate.errors import CredgateError
 from credgate.gateway import standing
