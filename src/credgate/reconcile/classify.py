@@ -156,13 +156,7 @@ def _unexplained(tables: Tables, src: int, target: Target, skew: Skew, seen: See
         "JOIN pair p ON p.r = j.r WHERE j.r <> i.r "
         "UNION SELECT l.r FROM stray l JOIN gw g ON g.tag = l.tag AND l.tag <> '' WHERE g.ev <> 'deny'",
     )
-    same = ", ".join(f"x.{name}" for name in _SAME)
-    tables.make(  # which of them the export holds elsewhere too
-        "twin",
-        f"SELECT n.r FROM (SELECT x.r, count(*) OVER (PARTITION BY {same}) AS n FROM tg x WHERE x.src = $1) n "
-        "JOIN stray l ON l.r = n.r WHERE n.n > 1",
-        src,
-    )
+    _twins(tables, src)
     ambiguous = "false" if target.strong else "u.id IS NOT NULL"
     address = (
         "CASE WHEN l.ip = '' THEN '' WHEN list_contains($4::VARCHAR[], l.ip) THEN ';our-address' "
@@ -182,4 +176,15 @@ def _unexplained(tables: Tables, src: int, target: Target, skew: Skew, seen: See
         seen.last,
         skew.window,
         *([list(target.egress)] if target.egress else []),
+    )
+
+
+def _twins(tables: Tables, src: int) -> None:
+    """Fill `twin`: (r) of strays that the export holds elsewhere too."""
+    same = ", ".join(f"x.{name}" for name in _SAME)
+    tables.make(
+        "twin",
+        f"SELECT n.r FROM (SELECT x.r, count(*) OVER (PARTITION BY {same}) AS n FROM tg x WHERE x.src = $1) n "
+        "JOIN stray l ON l.r = n.r WHERE n.n > 1",
+        src,
     )
