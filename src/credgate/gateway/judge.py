@@ -245,6 +245,10 @@ class Judge:
         self.known.add(name, secret.reveal())
         return secret
 
+    def doubt(self, run: Run, sent: Mapping[str, Secret]) -> None:
+        """The target refused a request with these secrets."""
+        self.minter.doubt(run, sent)
+
     async def _sent(self, run: Run, ready: Prepared, body: bytes | None) -> Sent:
         """The request with the values of now: the one that was made of them before, where it is the same."""
         bound = ready.bound

@@ -176,7 +176,7 @@ class Steps:
             return None
         exchange.status, exchange.ids = status, collect_ids(fields)
         if status == UNAUTHORIZED and exchange.sent is not None:
-            self.judge.minter.doubt(state.run, exchange.sent.secrets)
+            self.judge.doubt(state.run, exchange.sent.secrets)
         drop = _NOT_BACK[upgraded, _drops_cookies(exchange)]
         return tuple([f for f in fields if f[0].lower() not in drop])
 
