@@ -15,7 +15,7 @@ from credgate.gateway.deadline import Deadline
 from credgate.gateway.digests import Digests
 from credgate.gateway.leaving import Leaving
 from credgate.gateway.quoted import Quoted
-from credgate.gateway.refusal import Refusal
+from credgate.gateway.refusal import Refusal, lift
 from credgate.runs import Listener, Run
 from credgate.secretvalue import Secret
 from rules.policy import Address, Endpoint
@@ -112,6 +112,13 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
         """Look for placeholders in bytes of the request's body that go out."""
         if self.quoted is not None:
             self.quoted.feed(pieces)
+
+    def pass_on(self) -> None:
+        """Nothing stands against it any more: the stamp is lifted."""
+        if self.refusal is not None:
+            if not self.finished:  # else its id is in the ledger
+                lift(self.refusal)
+            self.refusal = None
 
     def disarm(self) -> None:
         """Stop waiting for the upstream."""

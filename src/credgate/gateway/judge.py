@@ -121,7 +121,7 @@ class Judge:
         exchange.request = ready.request if body is None else replace(ready.request, body=None)
         exchange.path = ready.path
         exchange.asked = ready.asked or exchange.asked
-        state.bindings.update(binding.name for binding in ready.allow.bindings)
+        state.bindings.update(ready.names)
         first: Deny | BodyWanted | None = standing.may(state.run, ready.use)
         if first is None and ready.allow.body_max:
             first = ask(exchange, ready.allow.body_max, ready.request)
@@ -257,7 +257,9 @@ class Judge:
             bound = await _aside(size, lambda: injected(ready.request, ready.allow, run.decoys))
             ready.bound = bound
         fetched = {name: await self.fetch(run, name) for name in dict.fromkeys(b.secret for b in bound)}
-        for binding in (b for b in bound if b.place is PlaceKind.BASIC):
+        for binding in bound:
+            if binding.place is not PlaceKind.BASIC:
+                continue
             values = {name: secret.reveal() for name, secret in fetched.items()}
             self.known.add(binding.secret, values[binding.secret], basic=plain_text(binding, values))
         if ready.sent is not None and ready.sent.holds(fetched):

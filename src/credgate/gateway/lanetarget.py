@@ -304,7 +304,8 @@ class TargetSide:
         self._steps.received(turn.exchange, sum(map(len, pieces)))
         if turn.exchange.digests is not None:
             turn.exchange.digests.received(pieces)
-        head, turn.unsent, turn.exchange.refusal = turn.unsent, b"", None
+        head, turn.unsent = turn.unsent, b""
+        turn.exchange.pass_on()
         out = head + (chunk(pieces, last=last) if turn.chunked else b"".join(pieces))
         if last:
             self._steps.finish(self._state, turn.exchange, detail=turn.detail)
