@@ -13,7 +13,6 @@ from credgate.peer import wake
 from credgate.policyfile import Origin
 from credgate.refusedsummary import Summary, summary_of
 from credgate.statereturn import Back
-from credgate.turnedaway import SHOWN, sentences, turned_away
 
 if TYPE_CHECKING:
     from credgate.session import Session
@@ -32,13 +31,12 @@ async def close(session: "Session", ending: Ending) -> None:
         session.mounts.close()
     session.pid1.close()
     session.work.close()
+    if session.spare is not None:
+        session.spare.drop()
     with session.going_on("confirm the death of pid 1"):
         await _confirm_death(session)
     if not session.ended_for:
         ending.reason = session.limits.reason(ending.status, ending.reason)
-    if session.limits.base is not None:
-        with session.going_on("remove the control group"):
-            await asyncio.to_thread(session.limits.close)
     # It is dead: what the kernel counted of it changes no more.
     _, seen = await together(_nothing_listens(session), session.evidence(ending))
     with session.going_on("remove what was made in the work tree"):
@@ -50,7 +48,10 @@ async def close(session: "Session", ending: Ending) -> None:
     session.berth.close()
     session.parts.claims.drop(session.run.id)
     await _tell_end(session, ending, seen, left)
-    # Nothing is in the berth any more, and nobody waits for its end.
+    # Nothing is in group and berth any more, and nobody waits for their end.
+    if session.limits.base is not None:
+        with session.going_on("remove the control group"):
+            await asyncio.to_thread(session.limits.close)
     with session.going_on("end the berth"):
         await asyncio.to_thread(session.parts.keeper.release, session.berth.id)
     session.peer.close()
@@ -133,15 +134,6 @@ async def _refused(session: "Session") -> Summary:
     return await asyncio.to_thread(summary_of, session.parts.places, run, named)
 
 
-async def _turned_away(session: "Session") -> dict[str, object]:
-    """Secrets that a target refused: for people, and for the exit line."""
-    if not session.run.turned_away:
-        return {}
-    found = await asyncio.to_thread(turned_away, session.parts.places, session.run)
-    told = [each.to_json() for each in found[:SHOWN]]
-    return {"turned_away": told, "renew": sentences(found, session.run.policy)} if found else {}
-
-
 async def _tell_end(
     session: "Session",
     ending: Ending,
@@ -152,7 +144,6 @@ async def _tell_end(
     if refused.lines:  # a message of its own: each of the two has room for what a jail can make long
         await session.tell({"ev": "refusals", "lines": list(refused.lines), "entries": list(refused.entries)})
     body = {"ev": "ended", "run": session.run.id, "status": ending.status, "reason": ending.reason}
-    body |= await _turned_away(session)
     told = {"requests": session.run.requests(), "seen": seen.sentence(), **seen.to_json()}
     await session.tell(body | left.to_json() | told)
 

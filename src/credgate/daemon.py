@@ -96,6 +96,7 @@ class Daemon:
             accepting = tasks.create_task(self._accept(listener, tasks))
             tasks.create_task(_warm(self.parts.stand))
             self.pool = Pool(self.parts, tasks)
+            self.parts.spares.begin(self.parts, tasks)
             await self.stopping.wait()
             for helper in helpers:
                 loop.remove_reader(helper.pidfd)
@@ -103,6 +104,7 @@ class Daemon:
             for session in list(self.sessions.values()):
                 await session.end("gateway")
             await self.pool.stop()
+            await self.parts.spares.stop()
 
     def _helper_died(self, name: str) -> None:
         log.error("%s has died", name)

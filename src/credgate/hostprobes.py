@@ -64,22 +64,22 @@ def netns() -> str:
 
 def mounts() -> str:
     """A mount namespace with file systems of its own, by the calls that a jail's root is built with."""
-    from jail import mounts as building  # noqa: PLC0415
+    from jail import mounttrial  # noqa: PLC0415
 
     _enter(os.CLONE_NEWNS)
-    building.trial()
+    mounttrial.trial()
     return "tmpfs and devpts mounted, a tree cloned read-only with what is mounted in it"
 
 
 def proc() -> str:
     """A fresh /proc in a pid namespace of its own; refused where parts of the one that is here are covered."""
-    from jail import mounts as building  # noqa: PLC0415
+    from jail import mounttrial  # noqa: PLC0415
 
     _enter(os.CLONE_NEWNS | os.CLONE_NEWPID)
     child = os.fork()  # the first process of the new pid namespace: only it can mount its /proc
     if child == 0:
         try:
-            building.trial_proc()
+            mounttrial.trial_proc()
         except OSError as error:
             os._exit(error.errno or 255)
         os._exit(0)
@@ -111,7 +111,7 @@ def _near(wanted: Path) -> Path:
 
 
 def _written_above(folder: Path) -> None:
-    from jail import mounts as building  # noqa: PLC0415
+    from jail import mountcalls  # noqa: PLC0415
     from jail.overlays import overlay_options  # noqa: PLC0415
 
     lower, upper, work = (folder / name for name in ("lower", "upper", "work"))
@@ -120,7 +120,8 @@ def _written_above(folder: Path) -> None:
     for name in ("kept", "gone"):
         (lower / name).write_bytes(b"host")
     options = overlay_options(str(lower), str(upper), str(work))
-    tree = building.filesystem("overlay", options, building.MOUNT_ATTR_NOSUID | building.MOUNT_ATTR_NODEV)
+    flags = mountcalls.MOUNT_ATTR_NOSUID | mountcalls.MOUNT_ATTR_NODEV
+    tree = mountcalls.filesystem("overlay", options, flags)
     try:
         os.unlink("gone", dir_fd=tree)
         for name in ("kept", "new"):

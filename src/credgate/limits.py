@@ -17,15 +17,18 @@ UNCOUNTED = 0.25  # CPU seconds that the command's process may have used before 
 ITSELF = ("exited", "signaled", "killed")  # ends that nobody else gave a reason for
 
 
-def base_for(launcher: int) -> Base | None:
-    """Where a group for a run of this launcher can be made, None where pid 1 has to sum. Raises JailError."""
+def base_for(launcher: int, *, clear: bool = False) -> Base | None:
+    """Where a group for a run of this launcher can be made, None where pid 1 has to sum. Raises JailError.
+
+    clear: also remove what a daemon that was killed has left there.
+    """
     try:
         theirs = Path(f"/proc/{launcher}/cgroup").read_text(encoding="utf-8")
         mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
         _settle(mounts)
         own = Path("/proc/self/cgroup").read_text(encoding="utf-8")
         base = choose(os.geteuid(), mounts, own, theirs)
-        if base is not None:
+        if base is not None and clear:
             sweep(base)
         return base
     except (OSError, ValueError) as error:
@@ -59,17 +62,28 @@ def held_by(base: Base | None, *, closes_swap: bool = True) -> tuple[str, ...]:
 class RunLimits:
     """From the move into the group to its removal. Without a base pid 1 does it all, and this does nothing."""
 
-    def __init__(self, base: Base | None, spec: JailSpec) -> None:
-        self.base, self.spec = base, spec
-        self.group: Group | None = None
+    def __init__(self, base: Base | None, spec: JailSpec, group: Group | None = None) -> None:
+        """group: one that was made ahead, of that base."""
+        self.base, self.spec, self.group = base, spec, group
+
+    def hold(self, pids: Sequence[int]) -> bool:
+        """Whether there is nothing to confine: a group that was made ahead has these processes, and these limits."""
+        if self.base is None:
+            return True
+        group, spec = self.group, self.spec
+        return group is not None and group.limits(spec.memory, spec.processes) and not any(map(group.astray, pids))
 
     def confine(self, pids: Sequence[int]) -> None:
-        """Make the group and move these in, which must be all there is of the jail. Raises JailError."""
+        """Make the group and move these in, which must be all there is of the jail. Raises JailError, OSError."""
         if self.base is not None:
             spec = self.spec
-            self.group = Group(self.base, spec.run, memory=spec.memory, processes=spec.processes)
+            if self.group is None:
+                self.group = Group(self.base, spec.run, memory=spec.memory, processes=spec.processes)
+            elif not self.group.limits(spec.memory, spec.processes):
+                self.group.limit(spec.memory, spec.processes)
             for pid in pids:
-                self.group.enter(pid)
+                if self.group.astray(pid):
+                    self.group.enter(pid)
 
     def wrong(self, pids: Sequence[int]) -> list[str]:
         """What the kernel shows otherwise than it was set."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import secrets
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -21,10 +20,11 @@ from credgate.programdigest import program_digest
 from credgate.roleneeds import agent_environment, decoy_environment, decoys_of, extra_ports, registry_environment
 from credgate.runs import Run
 from credgate.session import Session
+from credgate.spares import Spare, bare
 from credgate.standin import Borrowed, place
 from credgate.treelook import TreeLook
 from credgate.trees import note_written
-from jail.cgroups import Base
+from jail.cgroups import Base, Group
 from jail.keeper_client import Berth
 from jail.plan import JailSpec, under
 
@@ -87,32 +87,33 @@ async def open_session(
     if parent is None:  # a jail has decoys alone
         check_arguments(asked.argv)
     await check_key(policy, role, parts.places, asked.env)
-    run_id = f"r{secrets.token_hex(6)}"
     listener, path = None, ""
     caller, ports = peer if parent is None else parent.caller, extra_ports(policy, role.name)
-    placed, berth = await asyncio.to_thread(_begun, parts, caller, borrowed, ahead, ports)
+    taken = parts.spares.take() if borrowed is not None and borrowed.descriptors else None
+    placed, spare = await asyncio.to_thread(_begun, parts, caller, borrowed, ahead, ports, taken)
     try:
         if role.children:
-            listener, path = listen_for_children(parts.places, run_id)
-        made = _Made(run=run_id, berth=berth, path=path, placed=placed)
+            listener, path = listen_for_children(parts.places, spare.run)
+        made = _Made(run=spare.run, berth=spare.berth, path=path, placed=placed, group=spare.group)
         session = await _session(parts, peer, asked, chosen, made, parent, borrowed, ahead=ahead is not None)
     except BaseException:
-        await _forget(parts, run_id)
-        berth.close()
-        if listener is not None:
-            listener.close()
-            os.unlink(path)  # noqa: PTH108 - surrogates
-        await asyncio.to_thread(parts.keeper.release, berth.id)
+        await _forget(parts, spare, listener, path)
         raise
-    session.listener = listener
+    session.listener, session.spare = listener, spare
+    parts.spares.refill(session)
     return session
 
 
-async def _forget(parts: Parts, run_id: str) -> None:
-    parts.claims.drop(run_id)
-    parts.reserved.drop(run_id)
-    await asyncio.to_thread(parts.copies.forget, run_id)
-    await asyncio.to_thread(parts.states.forget, run_id)
+async def _forget(parts: Parts, spare: Spare, listener: socket.socket | None, path: str) -> None:
+    parts.claims.drop(spare.run)
+    parts.reserved.drop(spare.run)
+    await asyncio.to_thread(parts.copies.forget, spare.run)
+    await asyncio.to_thread(parts.states.forget, spare.run)
+    if listener is not None:
+        listener.close()
+        os.unlink(path)  # noqa: PTH108 - surrogates
+    await asyncio.to_thread(spare.give_back, parts.keeper)
+    parts.spares.refill(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,24 +127,40 @@ class _Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Made:
-    """What a session is made of. path: of the socket for children, "" for none."""
+    """What a session is made of. path: of the socket for children, "" for none. group: one that was made ahead."""
 
     run: str
     berth: Berth
     path: str
     placed: _Placed
+    group: Group | None
 
 
 def _begun(
-    parts: Parts, caller: Peer, borrowed: Borrowed | None, ahead: dict[str, Any] | None, ports: Iterable[int]
-) -> tuple[_Placed, Berth]:
+    parts: Parts,
+    caller: Peer,
+    borrowed: Borrowed | None,
+    ahead: dict[str, Any] | None,
+    ports: Iterable[int],
+    spare: Spare | None,
+) -> tuple[_Placed, Spare]:
     """All that blocks before the plan, in one go: each change of threads costs a launch as much as one of these calls.
 
-    The berth last: where one of the others fails, none is to be given back.
+    The berth last: where one of the others fails, only that of `spare` is to be given back.
     """
-    base, manner = _place(parts, caller, borrowed, ahead)
-    placed = _Placed(base=base, manner=manner, canary=os.path.realpath(parts.stand.context["hidden"][0]))
-    return placed, parts.keeper.claim(ports)
+    try:
+        base, manner = _place(parts, caller, borrowed, ahead)
+        placed = _Placed(base=base, manner=manner, canary=os.path.realpath(parts.stand.context["hidden"][0]))
+        if spare is None:
+            return placed, bare(parts.keeper.claim(ports))
+        if manner is None or spare.stale(parts.starter.pid, base):
+            spare = spare.without_process()
+        spare.berth = parts.keeper.extended(spare.berth, ports)
+    except BaseException:
+        if spare is not None:
+            spare.give_back(parts.keeper)
+        raise
+    return placed, spare
 
 
 async def _session(
@@ -175,7 +192,7 @@ async def _session(
         decoys=decoys,
         parent="" if parent is None else parent.run.id,
     )
-    session = Session(parts, peer, run, berth, spec, RunLimits(base, spec))
+    session = Session(parts, peer, run, berth, spec, RunLimits(base, spec, made.group))
     if not ahead:
         if digest is None:
             digest = await asyncio.to_thread(program_digest, spec.exe)

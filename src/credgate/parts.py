@@ -1,7 +1,6 @@
 """What sessions are made of and what they say: the daemon's parts, how a jail ended, the words of a refusal."""
 
 import asyncio
-import socket
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,10 +11,10 @@ from credgate.evidence import Evidence
 from credgate.gateway.server import Gateway
 from credgate.ledger.writer import Ledger
 from credgate.paths import Places
-from credgate.peer import Peer
 from credgate.prepare import Person
 from credgate.reserved import Reserved
 from credgate.runs import Run
+from credgate.spares import Spares
 from credgate.stand import StandProcess
 from credgate.states import States
 from credgate.trees import Claims
@@ -51,6 +50,7 @@ class Parts:
     trust: Trust
     stand: StandProcess
     reserved: Reserved
+    spares: Spares = field(default_factory=Spares)
     claims: Claims = field(default_factory=Claims)
     copies: Copies = field(default_factory=Copies)
     states: States = field(default_factory=States)
@@ -84,13 +84,6 @@ def record_end(
         )
     ended = {"role": run.role, "status": ending.status, "reason": ending.reason, "count": seen.off_route}
     ledger.append("run.end", run=run.id, **ended, **(files or {}))
-
-
-def channel() -> tuple[Peer, socket.socket]:
-    """The daemon's end of a socket pair, which shows who sends, and the jail's."""
-    mine, theirs = fdpass.pair()
-    fdpass.want_credentials(mine)
-    return Peer(mine), theirs
 
 
 def refused(error: CredgateError | JailError | ResolverError) -> fdpass.Json:

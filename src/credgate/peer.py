@@ -100,6 +100,13 @@ class Peer:
         self.sock.close()
 
 
+def channel() -> tuple[Peer, socket.socket]:
+    """The daemon's end of a socket pair, which shows who sends, and the jail's."""
+    mine, theirs = fdpass.pair()
+    fdpass.want_credentials(mine)
+    return Peer(mine), theirs
+
+
 def wake(waiter: "asyncio.Future[None]") -> None:
     """For add_reader: resolve the waiter once."""
     if not waiter.done():

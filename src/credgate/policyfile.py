@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -28,7 +28,7 @@ from rules.load_agents import read_agent
 from rules.load_registries import Registries
 from rules.policy import Policy, Workdir
 from rules.problems import PolicyError, Problem
-from rules.registries import clients_of, parse_registry
+from rules.registries import Client, Registry, clients_of, parse_registry
 from rules.tables import closest
 from rules.tree_policy import check_tree_policy
 
@@ -266,15 +266,17 @@ def load_unasked(found: Found) -> Policy:
 
 def _loaded(found: Found, registries: Registries) -> Policy:
     try:
-        return load_policy(
-            found.data,
-            packs=shipped_packs(),
-            agents=shipped_agents(),
-            base_dir=str(found.path.parent),
-            registries=registries,
-        )
+        return _parsed(found.data, str(found.path.parent), tuple(registries.items()))
     except PolicyError as fault:
         raise PolicyInvalid(found.path, fault.problems) from fault
+
+
+@lru_cache(maxsize=8)
+def _parsed(data: bytes, base_dir: str, registries: tuple[tuple[Client, tuple[Registry, ...]], ...]) -> Policy:
+    """By all that it is computed from. What may have changed since, the file and who wrote it, is read anew before."""
+    return load_policy(
+        data, packs=shipped_packs(), agents=shipped_agents(), base_dir=base_dir, registries=dict(registries)
+    )
 
 
 def effective(

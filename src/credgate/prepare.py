@@ -2,6 +2,7 @@
 nothing. Whatever is not as the role wants it is an error with a mend, never something weaker.
 """
 
+import errno
 import os
 import platform
 import pwd
@@ -175,10 +176,17 @@ def refuse_group_trees(trees: Sequence[str], person: Person, groups: tuple[int, 
             )
 
 
-def _entries(paths: Sequence[str]) -> tuple[SystemEntry, ...]:
-    return tuple(
-        SystemEntry(path=p, link=os.readlink(p) if Path(p).is_symlink() else "") for p in paths if os.path.lexists(p)
-    )
+def entries(paths: Sequence[str]) -> tuple[SystemEntry, ...]:
+    """Those that the host has, as it has them."""
+    return tuple(SystemEntry(path=path, link=link) for path in paths if (link := _link(path)) is not None)
+
+
+def _link(path: str) -> str | None:
+    """What a link leads to, "" for what is none, None where nothing is."""
+    try:
+        return os.readlink(path)
+    except OSError as error:
+        return "" if error.errno == errno.EINVAL else None
 
 
 def _named_trees(
@@ -296,8 +304,8 @@ def jail_spec(
         argv=asked.argv,
         exe=lent.command.exe,
         env=tuple(env.items()),
-        system=_entries(SYSTEM),
-        etc=_entries([f"/etc/{name}" for name in ETC_ALLOWED]),
+        system=entries(SYSTEM),
+        etc=entries([f"/etc/{name}" for name in ETC_ALLOWED]),
         trees=tuple(Tree(path=tree) for tree in lent.trees),
         links=lent.links,
         files=seeded(role.agent, person.home, cwd, decoys, [lent.workdir, *lent.trees]),

@@ -9,7 +9,7 @@ import errno
 import hashlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -79,11 +79,11 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """All that was read of a jail. network: the berth, as the keeper dumped it. limits: those that differ, in words."""
+    """All that was read of a jail. network: the berth, as the keeper dumps it. limits: those that differ, in words."""
 
     told: Told
     seen: Look
-    network: dict[str, Any]
+    network: Awaitable[dict[str, Any]]
     limits: Sequence[str]
 
 
@@ -93,14 +93,20 @@ def look(told: Told) -> Look:
     return Look(first=first, second=second, inherited=_inherited(told))
 
 
+def devices(pid: int) -> tuple[int, int]:
+    """Of the jail's own /proc and /dev/pts."""
+    proc, terminals = (os.stat(f"/proc/{pid}/root/{path}").st_dev for path in ("proc", "dev/pts"))  # noqa: PTH116
+    return proc, terminals
+
+
 def sealed(seen: Look) -> Look:
     """The same with what shows whether both have given up being dumpable, as it is now."""
     return replace(seen, first=_owner_again(seen.first), second=_owner_again(seen.second))
 
 
-def read_back(spec: JailSpec, berth: Berth, read: Read) -> Shown:
+def read_back(spec: JailSpec, berth: Berth, read: Read, network: dict[str, Any]) -> Shown:
     """Compare what was read with the plan, that both are sealed included."""
-    first, second, network = read.seen.first, read.seen.second, read.network
+    first, second = read.seen.first, read.seen.second
     wanted = expected(spec, berth, read.told.groups)
     groups: dict[str, list[str]] = {name: [] for name in GROUPS}
     for who, differences in (

@@ -21,8 +21,8 @@ from credgate.evidence import Evidence
 from credgate.lastresort import LastResort
 from credgate.limits import RunLimits
 from credgate.mountwatch import MountWatch
-from credgate.parts import REFUSED, Ending, Parts, Refusal, channel, failure, refused, together
-from credgate.peer import Peer
+from credgate.parts import REFUSED, Ending, Parts, Refusal, failure, refused, together
+from credgate.peer import Peer, channel
 from credgate.policyfile import Effective
 from credgate.protect import banner
 from credgate.runs import Listener, Run
@@ -42,6 +42,7 @@ from rules.names import table_for
 
 if TYPE_CHECKING:
     from credgate.children import Children
+    from credgate.spares import Spare
     from jail.probes import Context
 
 log = logging.getLogger(__name__)
@@ -54,8 +55,9 @@ class Session:
     """A run from the claimed berth to its end. Made by opening.open_session, which sets what is set there alone.
 
     chosen: the policy as it counts. caller: who asked, for groups and limits; of a child the first run's launcher.
-    look: what the work tree held. borrowed, manner: of the launcher, where the starter stands in for it. above: the run
-    whose child this is. listener: the socket that children are asked for at, where the role has any.
+    look: what the work tree held. borrowed, manner: of the launcher, where the starter stands in for it. spare: half of
+    this jail, made ahead. above: the run whose child this is. listener: of the socket for children, where the role has
+    any.
     """
 
     chosen: Effective
@@ -63,6 +65,7 @@ class Session:
     look: TreeLook
     above: "Session | None" = None
     borrowed: Borrowed | None = None
+    spare: "Spare | None" = None
     manner: dict[str, Any] | None = None
     listener: socket.socket | None = None
 
@@ -129,7 +132,7 @@ class Session:
 
     async def stand(self) -> None:
         """Build the jail and have its guards shown; nothing of it is recorded yet. Raises Refusal and others."""
-        await together(self.serve(), self.hand_over())  # the jail asks for nothing before "go"
+        await together(self.hand_over(), self.serve())  # the jail asks for nothing before "look"
         read, self.mounts = await self._read()
         # Both sealed, and were looked at: what else was read is compared while the workload makes its attempts.
         told, shown = await together(tried(self), self._compared(read))
@@ -167,14 +170,17 @@ class Session:
         """Have the jail started: by the starter, or by the launcher, which gets the plan and the berth then."""
         plan = os.memfd_create("plan", os.MFD_CLOEXEC)
         try:
-            os.write(plan, json.dumps(self._plan()).encode())
-            fds = [plan, self.berth.userns, self.berth.jail_netns, self.theirs_pid1.fileno(), self.theirs_work.fileno()]
-            if self.borrowed is None or self.manner is None:
+            planned = self._plan()
+            os.write(plan, json.dumps(planned).encode())
+            channels = [self.theirs_pid1.fileno(), self.theirs_work.fileno()]
+            fds = [plan, self.berth.userns, self.berth.jail_netns, *channels]
+            spare, borrowed = self.spare, self.borrowed
+            if borrowed is None or self.manner is None:
                 await self.peer.send({"ev": "plan", "run": self.run.id}, fds)
-            else:
-                borrowed = self.borrowed
+                return
+            if spare is None or not spare.launch(planned["mounts"], [plan, *channels], borrowed, self.manner):
                 self.parts.starter.launch([*fds, *borrowed.descriptors], borrowed.ttys, self.manner)
-                await self.peer.send({"ev": "plan", "run": self.run.id})
+            await self.peer.send({"ev": "plan", "run": self.run.id})
         finally:
             os.close(plan)
             if self.borrowed is not None:
@@ -212,7 +218,7 @@ class Session:
         return await self._compared(read), mounts
 
     async def _compared(self, read: proof.Read) -> proof.Shown:
-        return proof.read_back(self.spec, self.berth, read)
+        return proof.read_back(self.spec, self.berth, read, await read.network)
 
     async def _read(self) -> tuple[proof.Read, MountWatch]:
         """Read pid 1 and the workload, have them sealed, and look whether they are."""
@@ -222,7 +228,7 @@ class Session:
         armed = await self.expect(self.work, "armed")
         self.workload = armed.pid
         mounts = MountWatch.of(first.pid)
-        self.devices = _devices(first.pid)
+        self.devices = proof.devices(first.pid)
         pids = (first.pid, armed.pid)  # all that there is of the jail before "go"
         told = proof.Told(
             groups=self.caller.groups(),
@@ -231,15 +237,14 @@ class Session:
             workload=armed.pid,
             keyring=first.body.get("keyring"),
         )
-        # The berth is dumped by its keeper meanwhile: neither process has a capability over it any more.
-        facts, seen = await together(
-            asyncio.to_thread(self.parts.keeper.facts, self.berth.id), self._confined_and_sealed(pids, told)
-        )
+        # From here on neither process has a capability over the berth: it is dumped while the rest is read and tried.
+        network = asyncio.get_running_loop().run_in_executor(None, self.parts.keeper.facts, self.berth.id)
+        seen = await self._confined_and_sealed(pids, told)
         limits = self.limits.wrong(pids)
-        return proof.Read(told=told, seen=proof.sealed(seen), network=facts, limits=limits), mounts
+        return proof.Read(told=told, seen=proof.sealed(seen), network=network, limits=limits), mounts
 
     async def _confined_and_sealed(self, pids: tuple[int, int], told: proof.Told) -> proof.Look:
-        if self.limits.base is not None:
+        if not self.limits.hold(pids):
             await asyncio.to_thread(self.limits.confine, pids)
         seen = proof.look(told)
         self.namespace = os.stat(f"/proc/{pids[0]}/ns/pid").st_ino  # noqa: PTH116
@@ -270,9 +275,13 @@ class Session:
             verdict="shown",
             detail=self._age() if ahead else None,
         )
-        await self.parts.ledger.durable(seq)
+        await together(self.parts.ledger.durable(seq), self._look_around())
         self.run.proof = self.shown.id
         await self.parts.gateway.told(self.run)
+
+    async def _look_around(self) -> None:
+        await self.work.send({"op": "look"})
+        await self.expect(self.work, "looked")
 
     def _age(self) -> str:
         age = asyncio.get_running_loop().time() - self.stood
@@ -385,9 +394,3 @@ class Session:
             counters = await asyncio.to_thread(self.parts.keeper.counters, self.berth.id)
         kills = None if ending is None else ending.filter_kills
         return Evidence(off_route=off_route, counters=counters, filter_kills=kills)
-
-
-def _devices(pid: int) -> tuple[int, int]:
-    """Of the jail's own /proc and /dev/pts."""
-    proc, terminals = (os.stat(f"/proc/{pid}/root/{path}").st_dev for path in ("proc", "dev/pts"))  # noqa: PTH116
-    return proc, terminals

@@ -151,7 +151,7 @@ def place(starter: int, launcher: int, borrowed: Borrowed | None) -> tuple[Base 
         own, its = Manner.of(starter), Manner.of(launcher)
         why = differs(its, own)
         base = None if why else base_for(starter)
-        if not why and base is None and _group(starter) != _group(launcher):
+        if not why and base is None and group(starter) != group(launcher):
             why = "control group"
     except (OSError, ValueError) as error:
         why = f"not shown ({error})"
@@ -161,5 +161,6 @@ def place(starter: int, launcher: int, borrowed: Borrowed | None) -> tuple[Base 
     return base, its.taken_over(own)
 
 
-def _group(pid: int) -> str:
+def group(pid: int) -> str:
+    """A process's control groups, as the kernel tells them. Raises OSError."""
     return Path(f"/proc/{pid}/cgroup").read_text()

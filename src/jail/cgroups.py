@@ -215,7 +215,8 @@ class Group:
 
     def __init__(self, base: Base, run: str, *, memory: int, processes: int) -> None:
         """Make it and set its limits. Raises JailError; nothing is left then."""
-        self.base, self.memory, self.processes = base, memory // PAGE * PAGE, processes
+        self.base = base
+        self._files: dict[str, str] = {}
         self.places = tuple(
             Place(controller=p.controller, directory=f"{p.directory}/{run}", shown=f"{p.shown.rstrip('/')}/{run}")
             for p in base.places
@@ -225,31 +226,39 @@ class Group:
             for place in self.places:
                 os.mkdir(place.directory, 0o755)  # noqa: PTH102 - text
                 made.append(place)
-            self._files = self._wanted()
-            for path, value in self._files.items():
-                _write(path, value)
+            self.limit(memory, processes)
         except OSError as error:
             for place in made:
                 with contextlib.suppress(OSError):  # the first error is the one to tell
                     os.rmdir(place.directory)  # noqa: PTH106 - text
             raise _failed(f"make a group for {run}", error) from error
 
+    def limits(self, memory: int, processes: int) -> bool:
+        """Whether these are the limits that were set."""
+        return self._files == self._wanted(memory // PAGE * PAGE, processes)
+
+    def limit(self, memory: int, processes: int) -> None:
+        """Set the limits. Raises OSError."""
+        self._files = self._wanted(memory // PAGE * PAGE, processes)
+        for path, value in self._files.items():
+            _write(path, value)
+
     def _of(self, controller: str) -> str:
         wanted = "" if self.base.version == 2 else controller
         return next(place.directory for place in self.places if place.controller == wanted)
 
-    def _wanted(self) -> dict[str, str]:
+    def _wanted(self, most: int, processes: int) -> dict[str, str]:
         """Files and what they must say, in the order in which they can be written."""
         memory = self._of("memory")
         if self.base.version == 2:
-            files = {f"{memory}/memory.max": self.memory, f"{memory}/memory.oom.group": 1}
+            files = {f"{memory}/memory.max": most, f"{memory}/memory.oom.group": 1}
             swap, closed = f"{memory}/memory.swap.max", 0
         else:
-            files = {f"{memory}/memory.limit_in_bytes": self.memory}
-            swap, closed = f"{memory}/memory.memsw.limit_in_bytes", self.memory  # memory and swap together
+            files = {f"{memory}/memory.limit_in_bytes": most}
+            swap, closed = f"{memory}/memory.memsw.limit_in_bytes", most  # memory and swap together
         if os.path.exists(swap):  # noqa: PTH110 - absent where the kernel does not account swap
             files[swap] = closed
-        files[f"{self._of('pids')}/pids.max"] = self.processes
+        files[f"{self._of('pids')}/pids.max"] = processes
         return {path: str(value) for path, value in files.items()}
 
     @property
@@ -268,19 +277,21 @@ class Group:
             except OSError as error:
                 raise _failed(f"move process {pid} to {place.shown}", error) from error
 
+    def astray(self, pid: int) -> list[str]:
+        """Where the kernel shows a process otherwise than in it."""
+        try:
+            shown = groups_of(_read(f"/proc/{pid}/cgroup"))
+        except (OSError, ValueError):
+            shown = {}
+        return [
+            f"cgroup of process {pid}: expected {place.shown}, got {shown.get(place.controller, 'not shown')}"
+            for place in self.places
+            if shown.get(place.controller) != place.shown
+        ]
+
     def wrong(self, pids: Sequence[int]) -> list[str]:
         """What the kernel shows otherwise: the group of each of these processes, and each limit. Empty: as set."""
-        found = []
-        for pid in pids:
-            try:
-                shown = groups_of(_read(f"/proc/{pid}/cgroup"))
-            except (OSError, ValueError):
-                shown = {}
-            found += [
-                f"cgroup of process {pid}: expected {place.shown}, got {shown.get(place.controller, 'not shown')}"
-                for place in self.places
-                if shown.get(place.controller) != place.shown
-            ]
+        found = [line for pid in pids for line in self.astray(pid)]
         for path, value in self._files.items():
             try:
                 got = _read(path).strip()

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any, Protocol
 
 from jail.errors import JailError, Unsupported
@@ -256,10 +257,15 @@ def allow(backend: Backend, ports: Iterable[int]) -> None:
 
 def differences(listing: list[Json], ports: Iterable[int]) -> list[str]:
     """What the kernel has and should not have, and the other way round; empty when it is as planned. Pure."""
-    got, expected = _normal(listing), _normal(ruleset(ports))
+    got, expected = _normal(listing), _planned(frozenset(ports))
     lost = [f"missing: {line}" for line in expected if line not in got]
     found = [f"unexpected: {line}" for line in got if line not in expected]
-    return lost + found or (["rules in another order, or twice"] if got != expected else [])
+    return lost + found or (["rules in another order, or twice"] if tuple(got) != expected else [])
+
+
+@lru_cache(maxsize=16)
+def _planned(ports: frozenset[int]) -> tuple[str, ...]:
+    return tuple(_normal(ruleset(ports)))
 
 
 def counters(listing: list[Json]) -> dict[str, int]:

@@ -10,6 +10,7 @@ import re
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 _MOUNT = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
@@ -26,17 +27,31 @@ class Kinds:
 
 def kinds(launcher: int) -> Kinds:
     """Learn the ids from descriptors of our own, and from the launcher's mount table. Raises OSError, ValueError."""
+    sockets, pipes = _kernels()
+    terminals = frozenset(n for n, kind in _mounts(launcher).items() if kind == "devpts")
+    return Kinds(sockets=sockets, pipes=pipes, terminals=terminals)
+
+
+@cache
+def _kernels() -> tuple[int, int]:
+    """The ids of sockets and of pipes, which stay the same until the machine is started again."""
     pipe = os.pipe2(os.O_CLOEXEC)
     try:
         with socket.socket(socket.AF_UNIX) as sock:
-            return Kinds(
-                sockets=_mount_id(Path(f"/proc/self/fdinfo/{sock.fileno()}").read_text()),
-                pipes=_mount_id(Path(f"/proc/self/fdinfo/{pipe[0]}").read_text()),
-                terminals=frozenset(n for n, kind in _mounts(launcher).items() if kind == "devpts"),
-            )
+            of_sockets, of_pipes = (_read(f"/proc/self/fdinfo/{number}") for number in (sock.fileno(), pipe[0]))
+            return _mount_id(of_sockets), _mount_id(of_pipes)
     finally:
         for end in pipe:
             os.close(end)
+
+
+def _read(path: str) -> str:
+    """A file of /proc: by pathlib the eight of a launch would take a millisecond."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return b"".join(iter(lambda: os.read(descriptor, 1 << 16), b"")).decode(errors="surrogateescape")
+    finally:
+        os.close(descriptor)
 
 
 def _mount_id(fdinfo: str) -> int:
@@ -48,16 +63,16 @@ def _mount_id(fdinfo: str) -> int:
 
 def _mounts(pid: int) -> Mapping[int, str]:
     """File system type by mount id; proc(5): optional fields end with a lone dash, the type is behind it."""
-    rows = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text(errors="surrogateescape").splitlines()]
+    rows = [line.split() for line in _read(f"/proc/{pid}/mountinfo").splitlines()]
     return {int(row[0]): row[row.index("-", 6) + 1] for row in rows}
 
 
 def _descriptors(pid: int) -> dict[int, int]:
     """Mount id by descriptor."""
     found = {}
-    for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
+    for name in os.listdir(f"/proc/{pid}/fdinfo"):  # noqa: PTH208 - see _read
         try:
-            found[int(entry.name)] = _mount_id(entry.read_text())
+            found[int(name)] = _mount_id(_read(f"/proc/{pid}/fdinfo/{name}"))
         except FileNotFoundError:  # closed since the listing
             continue
     return found

@@ -199,7 +199,7 @@ class Keeper:
         return {"ok": True}
 
     def _claim(self, request: Json) -> tuple[Json, list[int]]:
-        number = self._next()
+        number = self._berth(request)[0] if "berth" in request else self._next()
         berth = self._berths[number]
         try:
             body, fds = berth.standing().answer({"op": "claim", "ports": request.get("ports", [])})

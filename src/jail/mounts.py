@@ -11,46 +11,86 @@ Standard library only.
 import errno
 import os
 import stat
-import struct
 
 from jail import hostcauses
 from jail.errors import JailError
+from jail.mountcalls import (
+    AT_FDCWD,
+    MNT_DETACH,
+    MOUNT_ATTR_NODEV,
+    MOUNT_ATTR_NOEXEC,
+    MOUNT_ATTR_NOSUID,
+    MOUNT_ATTR_RDONLY,
+    RESOLVE_IN_ROOT,
+    RESOLVE_NO_SYMLINKS,
+    UNFOLLOWED,
+    attach,
+    clone,
+    filesystem,
+    openat2,
+    private,
+    set_attributes,
+)
 from jail.overlays import overlay_options
 from jail.plantypes import Operation
 from jail.syscalls import syscall
 
-AT_FDCWD = -100
-AT_EMPTY_PATH = 0x1000
-AT_RECURSIVE = 0x8000
-OPEN_TREE_CLONE = 1
-OPEN_TREE_CLOEXEC = os.O_CLOEXEC
-MOVE_MOUNT_F_EMPTY_PATH = 0x4
-MOVE_MOUNT_T_EMPTY_PATH = 0x40
-MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
-FSOPEN_CLOEXEC = FSMOUNT_CLOEXEC = 1
-FSCONFIG_SET_FLAG, FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE = 0, 1, 6
-RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_IN_ROOT = 0x02, 0x04, 0x10
-UNFOLLOWED = RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS
-MS_REC, MS_PRIVATE = 0x4000, 0x40000
-MNT_DETACH = 2
 MAX_COPIED = 1 << 20  # bytes
 
 VEILS = "/etc/credgate/hidden"  # below the root
 STAGE = "/tmp"  # noqa: S108 - any directory of the host: only this mount namespace sees what is mounted on it
+AHEAD = "/proc/fs"  # the same where sources are opened afterwards: no jail has any of there, and each kernel has it
 
 
-def build_root(operations: list[Operation]) -> None:
-    """Apply the plan's operations on a new tmpfs root and pivot into it; the host's tree is gone afterwards.
+class Begun:
+    """A root that has its first mounts. seen: path, device and inode of each source that was mounted."""
+
+    __slots__ = ("operations", "root", "seen")
+
+    def __init__(self, root: int, operations: list[Operation], seen: list[list[object]]) -> None:
+        self.root, self.operations, self.seen = root, operations, seen
+
+
+def begin(operations: list[Operation]) -> Begun:
+    """Make a root and apply the operations that a plan begins with, before the others are known. Raises JailError."""
+    private()
+    sources = [_open_source(op) for op in operations]
+    seen: list[list[object]] = []
+    for op, source in zip(operations, sources, strict=True):
+        if source >= 0:
+            facts = os.fstat(source)
+            seen.append([op["from"], facts.st_dev, facts.st_ino])
+    root = _new_root(AHEAD)
+    _apply(root, operations, sources)
+    return Begun(root, operations, seen)
+
+
+def build_root(operations: list[Operation], begun: Begun | None = None) -> None:
+    """Apply the plan's operations on a new tmpfs root, or on one that was begun, and pivot into it; the host's tree is
+    gone afterwards.
 
     Raises JailError `mount_failed` naming the operation and the kernel's errno.
     """
-    _private()
-    sources = [_open_source(op) for op in operations]
+    if begun is None:
+        private()
+        sources = [_open_source(op) for op in operations]
+        root = _new_root(STAGE)
+    else:
+        made = len(begun.operations)
+        if operations[:made] != begun.operations:
+            raise JailError("mount_failed", "the root that was made ahead is not of this plan")
+        operations, root = operations[made:], begun.root
+        sources = [_open_source(op) for op in operations]
+    _apply(root, operations, sources)
     try:
-        root = _attach_root()
+        _seal(root)
+        _pivot(root)
     except OSError as error:
         hint = hostcauses.mounting("", error.errno or 0)
-        raise JailError("mount_failed", f"a new root: {error.strerror}", hint, error.errno or 0) from None
+        raise JailError("mount_failed", f"pivot: {error.strerror}", hint, error.errno or 0) from None
+
+
+def _apply(root: int, operations: list[Operation], sources: list[int]) -> None:
     for op, source in zip(operations, sources, strict=True):
         try:
             _APPLY[op["op"]](root, op, source)
@@ -58,12 +98,6 @@ def build_root(operations: list[Operation]) -> None:
             raise _failed(op, error) from None
         if source >= 0:
             os.close(source)
-    try:
-        _seal(root)
-        _pivot(root)
-    except OSError as error:
-        hint = hostcauses.mounting("", error.errno or 0)
-        raise JailError("mount_failed", f"pivot: {error.strerror}", hint, error.errno or 0) from None
 
 
 def _failed(op: Operation, error: OSError) -> JailError:
@@ -78,39 +112,6 @@ def _failed(op: Operation, error: OSError) -> JailError:
     return JailError("mount_failed", f"{what}: {error.strerror}", hint, error.errno or 0)
 
 
-def trial() -> None:
-    """For a look at the host, in a mount namespace of the caller's own: each kind of call once. Raises JailError,
-    OSError.
-    """
-    _private()
-    os.close(filesystem("tmpfs", {"size": "64k"}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV))
-    os.close(filesystem("devpts", {"newinstance": None, "ptmxmode": "0666"}, MOUNT_ATTR_NOSUID))
-    found = _openat2(AT_FDCWD, "/usr", os.O_PATH, UNFOLLOWED)
-    tree = _clone(found, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_RDONLY)
-    _attach(tree, found)
-    os.close(tree)
-    os.close(found)
-
-
-def trial_proc() -> None:
-    """The same for a fresh /proc, by the first process of a new pid namespace. Raises OSError."""
-    os.close(filesystem("proc", {}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC))
-
-
-def _private() -> None:
-    # The host's mounts must not see ours, nor the other way round once the tree is built.
-    try:
-        syscall("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
-    except OSError as error:
-        hint = hostcauses.mounting("", error.errno or 0)
-        raise JailError("mount_failed", f"make / private: {error.strerror}", hint, error.errno or 0) from None
-
-
-def _openat2(directory: int, path: str, flags: int, resolve: int) -> int:
-    how = struct.pack("QQQ", flags | os.O_CLOEXEC, 0, resolve)
-    return syscall("openat2", directory, os.fsencode(path), how, len(how))
-
-
 def _open_source(op: Operation) -> int:
     """A detached, private copy of the source's mount tree, restricted already; -1 where there is no source."""
     if op["op"] == "overlay":
@@ -122,11 +123,11 @@ def _open_source(op: Operation) -> int:
     if op["op"] == "bind":
         attributes |= MOUNT_ATTR_NODEV | (0 if op["write"] else MOUNT_ATTR_RDONLY)
     try:
-        found = _openat2(AT_FDCWD, op["from"], os.O_RDONLY if copied else os.O_PATH, UNFOLLOWED)
+        found = openat2(AT_FDCWD, op["from"], os.O_RDONLY if copied else os.O_PATH, UNFOLLOWED)
         if copied:
             return found
         try:
-            return _clone(found, attributes)
+            return clone(found, attributes)
         finally:
             os.close(found)
     except OSError as error:
@@ -155,43 +156,21 @@ def _open_overlay(op: Operation) -> int:
 
 
 def _layer(path: str) -> int:
-    return _openat2(AT_FDCWD, path, os.O_PATH | os.O_DIRECTORY, UNFOLLOWED)
+    return openat2(AT_FDCWD, path, os.O_PATH | os.O_DIRECTORY, UNFOLLOWED)
 
 
-def _clone(found: int, attributes: int) -> int:
-    flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE | AT_EMPTY_PATH
-    tree = syscall("open_tree", found, b"", flags)
-    _setattr(tree, attributes, AT_RECURSIVE)
-    return tree
-
-
-def _setattr(tree: int, attributes: int, flags: int) -> None:
-    attr = struct.pack("QQQQ", attributes, 0, MS_PRIVATE, 0)
-    syscall("mount_setattr", tree, b"", AT_EMPTY_PATH | flags, attr, len(attr))
-
-
-def filesystem(kind: str, options: dict[str, str | None], attributes: int) -> int:
-    """A new, detached file system; `options` value None is a flag. Raises OSError."""
-    context = syscall("fsopen", kind.encode(), FSOPEN_CLOEXEC)
+def _new_root(stage: str) -> int:
     try:
-        for key, value in options.items():
-            command = FSCONFIG_SET_FLAG if value is None else FSCONFIG_SET_STRING
-            syscall("fsconfig", context, command, key.encode(), None if value is None else os.fsencode(value), 0)
-        syscall("fsconfig", context, FSCONFIG_CMD_CREATE, None, None, 0)
-        return syscall("fsmount", context, FSMOUNT_CLOEXEC, attributes)
-    finally:
-        os.close(context)
+        return _attach_root(stage)
+    except OSError as error:
+        hint = hostcauses.mounting("", error.errno or 0)
+        raise JailError("mount_failed", f"a new root: {error.strerror}", hint, error.errno or 0) from None
 
 
-def _attach(tree: int, target: int) -> None:
-    flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH
-    syscall("move_mount", tree, b"", target, b"", flags)
-
-
-def _attach_root() -> int:
+def _attach_root(stage: str = STAGE) -> int:
     tree = filesystem("tmpfs", {"size": "16m", "nr_inodes": "16k", "mode": "755"}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
-    target = os.open(STAGE, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    _attach(tree, target)
+    target = os.open(stage, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    attach(tree, target)
     os.close(target)
     return tree
 
@@ -201,10 +180,10 @@ def _make_directory(root: int, path: str) -> int:
     current = os.dup(root)
     for name in [part for part in path.split("/") if part]:
         try:
-            following = _openat2(current, name, os.O_PATH | os.O_DIRECTORY, RESOLVE_NO_SYMLINKS | RESOLVE_IN_ROOT)
+            following = openat2(current, name, os.O_PATH | os.O_DIRECTORY, RESOLVE_NO_SYMLINKS | RESOLVE_IN_ROOT)
         except FileNotFoundError:
             os.mkdir(os.fsencode(name), 0o755, dir_fd=current)
-            following = _openat2(current, name, os.O_PATH | os.O_DIRECTORY, RESOLVE_NO_SYMLINKS | RESOLVE_IN_ROOT)
+            following = openat2(current, name, os.O_PATH | os.O_DIRECTORY, RESOLVE_NO_SYMLINKS | RESOLVE_IN_ROOT)
         os.close(current)
         current = following
     return current
@@ -217,17 +196,17 @@ def _target(root: int, path: str, *, directory: bool) -> int:
     parent, _, name = path.rpartition("/")
     folder = _make_directory(root, parent)
     try:
-        return _openat2(folder, name, os.O_PATH, RESOLVE_NO_SYMLINKS | RESOLVE_IN_ROOT)
+        return openat2(folder, name, os.O_PATH, RESOLVE_NO_SYMLINKS | RESOLVE_IN_ROOT)
     except FileNotFoundError:
         os.close(os.open(os.fsencode(name), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644, dir_fd=folder))
-        return _openat2(folder, name, os.O_PATH, RESOLVE_NO_SYMLINKS | RESOLVE_IN_ROOT)
+        return openat2(folder, name, os.O_PATH, RESOLVE_NO_SYMLINKS | RESOLVE_IN_ROOT)
     finally:
         os.close(folder)
 
 
 def _mount_at(root: int, tree: int, path: str, *, directory: bool = True) -> None:
     target = _target(root, path, directory=directory)
-    _attach(tree, target)
+    attach(tree, target)
     os.close(target)
 
 
@@ -268,7 +247,7 @@ def _devpts(root: int, op: Operation, _source: int) -> None:
 def _existing(root: int, path: str) -> int:
     """An O_PATH descriptor of `path` below root, -1 where this kernel has no such file."""
     try:
-        return _openat2(root, path.lstrip("/"), os.O_PATH, RESOLVE_NO_SYMLINKS | RESOLVE_IN_ROOT)
+        return openat2(root, path.lstrip("/"), os.O_PATH, RESOLVE_NO_SYMLINKS | RESOLVE_IN_ROOT)
     except FileNotFoundError:
         return -1
 
@@ -277,9 +256,9 @@ def _mask(root: int, op: Operation, _source: int) -> None:
     target = _existing(root, op["at"])
     if target < 0:
         return
-    null = _openat2(root, "dev/null", os.O_PATH, RESOLVE_NO_SYMLINKS | RESOLVE_IN_ROOT)
-    tree = _clone(null, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID)
-    _attach(tree, target)
+    null = openat2(root, "dev/null", os.O_PATH, RESOLVE_NO_SYMLINKS | RESOLVE_IN_ROOT)
+    tree = clone(null, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID)
+    attach(tree, target)
     for descriptor in (null, tree, target):
         os.close(descriptor)
 
@@ -288,22 +267,22 @@ def _readonly(root: int, op: Operation, _source: int) -> None:
     target = _existing(root, op["at"])
     if target < 0:
         return
-    tree = _clone(target, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
-    _attach(tree, target)
+    tree = clone(target, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
+    attach(tree, target)
     os.close(tree)
     os.close(target)
 
 
 def _held(root: int, path: str) -> int:
     """An O_PATH descriptor of what must be there; of a link the link itself. Raises OSError."""
-    return _openat2(root, path.lstrip("/"), os.O_PATH | os.O_NOFOLLOW, RESOLVE_NO_SYMLINKS | RESOLVE_IN_ROOT)
+    return openat2(root, path.lstrip("/"), os.O_PATH | os.O_NOFOLLOW, RESOLVE_NO_SYMLINKS | RESOLVE_IN_ROOT)
 
 
 def _cover(root: int, path: str, attributes: int) -> None:
     """Mount what is at `path` on itself: a mount point can be neither renamed nor removed."""
     target = _held(root, path)
-    tree = _clone(target, attributes)
-    _attach(tree, target)
+    tree = clone(target, attributes)
+    attach(tree, target)
     os.close(tree)
     os.close(target)
 
@@ -324,8 +303,8 @@ def _hide(root: int, op: Operation, _source: int) -> None:
     if stat.S_ISLNK(os.fstat(target).st_mode):
         raise JailError("mount_failed", f"{os.fsencode(op['at'])!r}: became a link after the plan was made")
     veil = _veil(root, op)
-    tree = _clone(veil, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
-    _attach(tree, target)
+    tree = clone(veil, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
+    attach(tree, target)
     for descriptor in (veil, tree, target):
         os.close(descriptor)
 
@@ -365,9 +344,9 @@ def _file(root: int, op: Operation, source: int) -> None:
 
 def _seal(root: int) -> None:
     """The root and /dev themselves become read-only; what is mounted on them keeps its own flags."""
-    _setattr(root, MOUNT_ATTR_RDONLY, 0)
-    device = _openat2(root, "dev", os.O_PATH, RESOLVE_NO_SYMLINKS | RESOLVE_IN_ROOT)
-    _setattr(device, MOUNT_ATTR_RDONLY, 0)
+    set_attributes(root, MOUNT_ATTR_RDONLY, 0)
+    device = openat2(root, "dev", os.O_PATH, RESOLVE_NO_SYMLINKS | RESOLVE_IN_ROOT)
+    set_attributes(device, MOUNT_ATTR_RDONLY, 0)
     os.close(device)
 
 

@@ -48,10 +48,10 @@ def main(arguments: list[str]) -> int:
     return begin([int(text) for text in arguments[:4]], [int(digit) for digit in arguments[4] if digit != "-"])
 
 
-def begin(descriptors: list[int], ttys: list[int]) -> int:
+def begin(descriptors: list[int], ttys: list[int], begun: mounts.Begun | None = None) -> int:
     """Build, confine, fork, supervise. The outermost frame of pid 1: whatever goes wrong ends in death of the jail.
-
-    descriptors: of the plan, the daemon's channel, the workload's, the launcher's socket. ttys: as above.
+    descriptors: of the plan, the daemon's channel, the workload's, the launcher's socket. ttys: as above. begun: a root
+    that was made ahead.
     """
     plan_fd, daemon_fd, workload_fd, launcher_fd = descriptors
     for descriptor in descriptors:
@@ -62,15 +62,15 @@ def begin(descriptors: list[int], ttys: list[int]) -> int:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         plan = _read_plan(plan_fd)
         inherited = keyring_kernel.session()
-        slave, joined = prepare(plan, launcher, ttys, descriptors)
+        slave, joined = prepare(plan, launcher, ttys, descriptors, begun)
         child = _fork_workload(plan, socket.socket(fileno=workload_fd), slave, ttys, (daemon_fd, launcher_fd))
     except JailError as error:
-        _tell(daemon, {"ev": "failed", "code": error.code, "detail": error.detail, "hint": error.hint})
+        tell(daemon, {"ev": "failed", "code": error.code, "detail": error.detail, "hint": error.hint})
         return 1
     except Exception as error:  # noqa: BLE001 - outermost frame of this process: it reports and the jail dies
-        _tell(daemon, {"ev": "failed", "code": "internal", "detail": f"pid 1: {type(error).__name__}: {error}"})
+        tell(daemon, {"ev": "failed", "code": "internal", "detail": f"pid 1: {type(error).__name__}: {error}"})
         return 1
-    _tell(daemon, {"ev": "pid1", "child": child, "keyring": [inherited, joined]})
+    tell(daemon, {"ev": "pid1", "child": child, "keyring": [inherited, joined]})
     return Supervisor(plan, daemon, launcher, child).run()
 
 
@@ -81,17 +81,18 @@ def _read_plan(descriptor: int) -> Plan:
         return plan
 
 
-def prepare(plan: Plan, launcher: socket.socket, ttys: list[int], descriptors: list[int]) -> tuple[int, int]:
+def prepare(
+    plan: Plan, launcher: socket.socket, ttys: list[int], descriptors: list[int], begun: mounts.Begun | None
+) -> tuple[int, int]:
     """Everything up to the fork, in the order of docs/jail.md. Nothing but 0, 1, 2 and `descriptors` is kept open.
-
     Returns the pty's slave, -1 without a terminal, and the serial of the session keyring.
     """
-    close_others(descriptors)
+    close_others(descriptors if begun is None else [*descriptors, begun.root])
     socket.sethostname(plan["hostname"])
     bound_user_namespaces(plan["user_namespaces"])
     bound_watches()
     mount_namespaces = _opened("max_mnt_namespaces")
-    mounts.build_root(plan["mounts"])  # open_tree(2) makes one for each copy
+    mounts.build_root(plan["mounts"], begun)  # open_tree(2) makes one for each copy
     _write(mount_namespaces, 0)
     bring_limits(plan["limits"])
     # The session is pid 1's: were the workload its leader, its group would be orphaned, and Ctrl-Z would do nothing.
@@ -214,9 +215,9 @@ def _fork_workload(plan: Plan, channel: socket.socket, slave: int, ttys: list[in
     return child
 
 
-def _tell(peer: socket.socket, body: fdpass.Json) -> None:
-    # A peer that is gone is noticed by the poll, which ends the jail; a message to it has no reader.
-    with contextlib.suppress(OSError):
+def tell(peer: socket.socket, body: fdpass.Json) -> None:
+    """Say it to whoever may be gone."""
+    with contextlib.suppress(OSError):  # a peer that is gone is noticed by the poll, which ends the jail
         fdpass.send(peer, body)
 
 
@@ -292,10 +293,10 @@ class Supervisor:
                 self._set_deadline()
             case "seal":
                 seal()
-                _tell(self.daemon, {"ev": "sealed"})
+                tell(self.daemon, {"ev": "sealed"})
             case other:
                 self._end("killed", grace=0)
-                _tell(self.daemon, {"ev": "failed", "code": "internal", "detail": f"pid 1: unknown op {other!r}"})
+                tell(self.daemon, {"ev": "failed", "code": "internal", "detail": f"pid 1: unknown op {other!r}"})
 
     def _set_deadline(self) -> None:
         deadline = self.limits["deadline"]
@@ -369,7 +370,7 @@ class Supervisor:
         if self.state == self.told:
             return
         with contextlib.suppress(BlockingIOError):
-            with contextlib.suppress(ConnectionError):  # as in _tell
+            with contextlib.suppress(ConnectionError):  # as in tell
                 fdpass.send(self.launcher, {"ev": self.state})
             self.told = self.state
 
@@ -390,8 +391,8 @@ class Supervisor:
         reason = self.reason or "killed"
         body = {"ev": "exit", "status": code, "reason": reason, "filter_kills": self.filter_kills}
         self.daemon.settimeout(LAST_WORD)
-        _tell(self.daemon, body)
-        _tell(self.launcher, body)
+        tell(self.daemon, body)
+        tell(self.launcher, body)
 
 
 if __name__ == "__main__":

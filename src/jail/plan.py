@@ -179,7 +179,15 @@ class JailSpec:
 
 def under(path: str, tree: str) -> bool:
     """True where `path` is `tree` or lies below it (by components, not by text)."""
+    if _plain(path) and _plain(tree):
+        return path == tree or path.startswith(tree if tree == "/" else f"{tree}/")
     return PurePosixPath(path).is_relative_to(PurePosixPath(tree))
+
+
+def _plain(path: str) -> bool:
+    """An absolute path whose text is that of its components: nearly all, and sixty pairs a launch are compared."""
+    text = f"{path}/"
+    return path == "/" or (text[0] == "/" and "//" not in text and "/./" not in text)
 
 
 def build_plan(spec: JailSpec) -> dict[str, Any]:
@@ -224,20 +232,37 @@ def private_trees(home: str) -> list[str]:
     return ["/tmp", "/var/tmp", "/run", "/dev/shm", "/dev/pts", home]  # noqa: S108 - the jail's - inside the jail
 
 
-def mounts(spec: JailSpec) -> list[dict[str, Any]]:
-    """Operations in order. Parents come before what lies below them, so that no mount hides an earlier one."""
+def common(spec: JailSpec) -> list[dict[str, Any]]:
+    """What nearly every jail of a user begins with; of a spec that has host, user and gateway alone."""
+    return [*_as_on_host(spec.system), *_etc(spec), *_dev(), *_proc(), *_layers(spec)]
+
+
+def _layers(spec: JailSpec) -> list[dict[str, Any]]:
     layers = [_tmpfs("/tmp", 1024, 0o1777), _tmpfs("/var/tmp", 256, 0o1777), _tmpfs("/run", 64, 0o755)]  # noqa: S108 - the jail's
     layers.append(_tmpfs(spec.home, 1024, 0o700))
-    binds = [{"op": "bind", "from": t.path, "at": t.path, "write": t.write} for t in _outermost(spec)]
+    return sorted(layers, key=_depth)
+
+
+def _depth(op: dict[str, Any]) -> int:
+    return len(PurePosixPath(op["at"]).parts)
+
+
+def mounts(spec: JailSpec) -> list[dict[str, Any]]:
+    """Operations in order. Parents come before what lies below them, so that no mount hides an earlier one."""
+    layers = _layers(spec)
+    binds: list[dict[str, Any]] = [
+        {"op": "bind", "from": t.path, "at": t.path, "write": t.write} for t in _outermost(spec)
+    ]
     binds += [{"op": "bind", "from": host, "at": inside, "write": True} for host, inside in spec.private]
     binds.append(_work_tree(spec))
-    ordered = sorted(layers + binds, key=lambda op: len(PurePosixPath(op["at"]).parts))
+    binds.sort(key=_depth)
+    if any(under(layer["at"], bind["at"]) for layer in layers for bind in binds):
+        begun = [*_as_on_host(spec.system), *_etc(spec), *_dev(), *_proc()]
+        begun += sorted(layers + binds, key=_depth)
+    else:
+        begun = [*common(spec), *binds]
     return [
-        *_as_on_host(spec.system),
-        *_etc(spec),
-        *_dev(),
-        *_proc(),
-        *ordered,
+        *begun,
         *_links(spec),
         *_files(spec),
         *_trust(spec),

@@ -363,10 +363,14 @@ def _shown[T](read: Callable[[], T]) -> T | NotShown:
 
 def _read(at: int, name: str) -> str:
     descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=at)
-    with os.fdopen(descriptor, "rb") as file:
-        data = file.read(MOST + 1)
-    if len(data) > MOST:
-        raise ValueError(f"{name} is longer than {MOST} bytes")
+    try:
+        data = b""
+        while part := os.read(descriptor, 1 << 16):
+            data += part
+            if len(data) > MOST:
+                raise ValueError(f"{name} is longer than {MOST} bytes")
+    finally:
+        os.close(descriptor)
     return data.decode(errors="surrogateescape")
 
 

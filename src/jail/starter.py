@@ -12,7 +12,6 @@ Standard library only.
 
 import gc
 import os
-import resource
 import select
 import signal
 import socket
@@ -21,14 +20,16 @@ import sys
 if __name__ == "__main__":  # -S and -I: nothing but the standard library is on the path
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
 
-from jail import caps, fdpass, launcher, pid1
+from jail import ahead, caps, fdpass, launcher, pid1
 from jail.errors import JailError
-from jail.syscalls import prctl, syscall
+from jail.manner import take_over
+from jail.syscalls import prctl
 
 # Of a message: the plan, user and network namespace, the daemon's channel, the workload's, the launcher's socket to
 # pid 1, the waiter's end of `life`, and what becomes 0, 1, 2.
 DESCRIPTORS = 10
-IOPRIO_WHO_PROCESS = 1
+# Of one that is made ahead: user and network namespace, what its pid 1 and its waiter get their orders by.
+AHEAD = 4
 
 
 class Order:
@@ -48,6 +49,19 @@ class Order:
         self.manner = manner
 
 
+class Ahead:
+    """Half a jail, of descriptors as above, whose root begins with these mounts."""
+
+    __slots__ = ("control", "net", "operations", "reins", "user")
+
+    def __init__(self, message: fdpass.Received) -> None:
+        operations = message.body.get("mounts")
+        if len(message.fds) != AHEAD or not isinstance(operations, list):
+            raise JailError("starter_request", f"got {len(message.fds)} descriptors and no mounts from the daemon")
+        self.user, self.net, self.control, self.reins = message.fds
+        self.operations = operations
+
+
 def main(arguments: list[str]) -> int:
     """Serve until the daemon's end is closed; every waiter ends with this process."""
     control = socket.socket(fileno=int(arguments[0]))
@@ -57,7 +71,10 @@ def main(arguments: list[str]) -> int:
     gc.freeze()  # a collection in a fork would write to, and so copy, every page that holds an object
     while (message := fdpass.recv(control)) is not None:
         try:
-            start(Order(message), control)
+            if message.body.get("op") == "prepare":
+                prepare(Ahead(message), control)
+            else:
+                start(Order(message), control)
         finally:
             message.close()
     return 0
@@ -77,23 +94,28 @@ def start(order: Order, control: socket.socket) -> None:
         _wait(order, starter)
 
 
+def prepare(order: Ahead, control: socket.socket) -> None:
+    """Fork the waiter of half a jail. Where that fails the daemon sees both sockets end."""
+    starter = os.getpid()
+    try:
+        waiter = os.fork()
+    except OSError:
+        return
+    if waiter == 0:
+        control.close()
+        _wait_ahead(order, starter)
+
+
 def _wait(order: Order, starter: int) -> None:
     """The waiter: joins, forks, waits. Never returns."""
     status = 1
     try:
-        for number in launcher.IGNORED:
-            signal.signal(number, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         take_over(order.manner)
-        launcher.join(order.user, order.net)
-        # After setns: the kernel forgets a parent-death signal when credentials grow.
-        prctl(launcher.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != starter:
-            os._exit(1)
+        _join(order.user, order.net, starter)
         pid = os.fork()
         if pid == 0:
             _become_pid1(order)
-        _until_dead(order, pid)
+        _until_dead(order.life, pid)
         status = 0
     except JailError as error:
         _complain(order, error)
@@ -103,40 +125,35 @@ def _wait(order: Order, starter: int) -> None:
         os._exit(status)
 
 
-def take_over(manner: fdpass.Json) -> None:
-    """Have umask, priorities, CPUs and limits of the launcher, as a fork of its own would have. Raises JailError."""
+def _wait_ahead(order: Ahead, starter: int) -> None:
+    """The same for a jail that has no launcher yet: the end of `reins` ends it, until they bring a `life`."""
+    status = 1
     try:
-        os.umask(_number(manner["umask"]))
-        os.setpriority(os.PRIO_PROCESS, 0, _number(manner["nice"]))
-        os.sched_setscheduler(0, _number(manner["policy"]), os.sched_param(0))
-        os.sched_setaffinity(0, _numbers(manner["cpus"]))
-        if manner["ioprio"] is not None:
-            syscall("ioprio_set", IOPRIO_WHO_PROCESS, 0, _number(manner["ioprio"]))
-        with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:  # noqa: PTH123 - pathlib costs 14 ms
-            file.write(b"%d" % _number(manner["oom_score_adj"]))
-        for kind, bounds in enumerate(_pairs(manner["limits"])):
-            resource.setrlimit(kind, bounds)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        number = error.errno or 0 if isinstance(error, OSError) else 0
-        raise JailError("manner", f"what the launcher runs with can't be had: {error}", "", number) from None
+        _join(order.user, order.net, starter)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                status = ahead.stand_by(order.control, order.operations)
+            finally:
+                os._exit(status)
+        _until_dead(order.reins, pid, ahead=True)
+        status = 0
+    except JailError as error:
+        pid1.tell(socket.socket(fileno=order.control), {"ev": "failed", "code": error.code, "detail": error.detail})
+    finally:
+        os._exit(status)
 
 
-def _number(value: object) -> int:
-    if type(value) is not int:
-        raise TypeError(f"got {value!r}, expected a number")
-    return value
-
-
-def _numbers(value: object) -> list[int]:
-    if not isinstance(value, list):
-        raise TypeError(f"got {value!r}, expected numbers")
-    return [_number(each) for each in value]
-
-
-def _pairs(value: object) -> list[tuple[int, int]]:
-    if not isinstance(value, list):
-        raise TypeError(f"got {value!r}, expected pairs")
-    return [(soft, hard) for soft, hard in map(_numbers, value)]
+def _join(user: int, net: int, starter: int) -> None:
+    """Enter the berth, and die with the starter. Raises JailError, OSError."""
+    for number in launcher.IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    launcher.join(user, net)
+    # After setns: the kernel forgets a parent-death signal when credentials grow.
+    prctl(launcher.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != starter:
+        os._exit(1)
 
 
 def _become_pid1(order: Order) -> None:
@@ -149,22 +166,37 @@ def _become_pid1(order: Order) -> None:
         os._exit(status)
 
 
-def _until_dead(order: Order, pid: int) -> None:
+def _until_dead(life: int, pid: int, *, ahead: bool = False) -> None:
     """Wait until the kernel reaps pid 1, which it does only once everything in its namespace is dead.
 
     Nothing is held meanwhile but `life`: neither a channel that means "the jail lives", nor a pipe of the caller's.
+    ahead: it is the daemon's, and brings the launcher's.
     """
     jail = os.pidfd_open(pid)
-    first, second = sorted((jail, order.life))
+    first, second = sorted((jail, life))
     os.closerange(3, first)
     os.closerange(first + 1, second)
     os.closerange(second + 1, 1 << 30)
-    poll = select.poll()
-    for descriptor in (jail, order.life):
-        poll.register(descriptor, select.POLLIN)
-    if any(descriptor == order.life for descriptor, _ in poll.poll()):
+    if _ends(jail, life) and (not ahead or _ends(jail, _given(life))):
         os.kill(pid, signal.SIGKILL)  # the launcher's end is closed
     os.waitpid(pid, 0)
+
+
+def _ends(jail: int, life: int) -> bool:
+    """Wait for the jail's end or for something of `life`; whether it is that."""
+    if life < 0:
+        return True
+    poll = select.poll()
+    for descriptor in (jail, life):
+        poll.register(descriptor, select.POLLIN)
+    return any(descriptor == life for descriptor, _ in poll.poll())
+
+
+def _given(reins: int) -> int:
+    """The launcher's `life`; -1 where the daemon let go."""
+    with socket.socket(fileno=reins) as sock:
+        message = fdpass.recv(sock)
+    return message.fds[0] if message is not None and len(message.fds) == 1 else -1
 
 
 def _complain(order: Order, error: JailError) -> None:

@@ -57,6 +57,16 @@ class StarterProcess:
             hint = "start the daemon again: credgate gateway stop"
             raise JailError("starter_gone", f"the starter takes no jail: {error}", hint, error.errno or 0) from error
 
+    def prepare(self, descriptors: Sequence[int], mounts: Sequence[Mapping[str, Any]]) -> None:
+        """Have half a jail made, whose root begins with these mounts; descriptors as `jail.starter.AHEAD` says.
+
+        Raises JailError where the starter takes nothing.
+        """
+        try:
+            fdpass.send(self._sock, {"op": "prepare", "mounts": [dict(each) for each in mounts]}, descriptors)
+        except OSError as error:
+            raise JailError("starter_gone", f"the starter takes nothing: {error}", "", error.errno or 0) from error
+
     def stop(self) -> None:
         """End it, and every jail that it forked; returns once it is dead. May be called again."""
         self._sock.close()

@@ -25,15 +25,17 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 
 def run(plan: Plan, channel: socket.socket, slave: int, ttys: list[int]) -> None:
-    """Take the terminal, say "armed", serve attempts until "go", look around, exec. Never returns."""
+    """Take the terminal, say "armed", serve attempts, look around, wait for "go", exec. Never returns."""
     status = 125
     try:
         os.setpgid(0, 0)
         if slave >= 0:
             terminal.take(slave, ttys)
         fdpass.send(channel, {"ev": "armed"})
-        until_go(plan, channel)
+        until_look(plan, channel)
         look_around(plan)
+        fdpass.send(channel, {"ev": "looked"})
+        until_go(plan, channel)
         status = execute(plan, channel)
     except JailError as error:
         _tell(channel, {"ev": "failed", "code": error.code, "detail": error.detail, "hint": error.hint})
@@ -48,8 +50,11 @@ def _tell(channel: socket.socket, body: fdpass.Json) -> None:
         fdpass.send(channel, body)
 
 
-def until_go(plan: Plan, channel: socket.socket) -> None:
-    """Do what the daemon asks for; it says "go" only after it has compared and judged. Raises JailError for its end."""
+def until_look(plan: Plan, channel: socket.socket) -> None:
+    """Do what the daemon asks for; it says "look" only after it has compared and judged. Raises JailError for its end.
+
+    The look around asks for nothing that needs the proof; so that one goes to the disk meanwhile, and then comes "go".
+    """
     probes = plan["probes"]
     context = probes["context"] | {"_fds": [channel.fileno()], "_env": plan["exec"]["env"]}
     standing, sealed = None, False
@@ -67,9 +72,20 @@ def until_go(plan: Plan, channel: socket.socket) -> None:
                 prctl(PR_SET_DUMPABLE, 0)
                 sealed = True
                 fdpass.send(channel, {"ev": "sealed"})
-            case "adopt" if sealed:
+            case "look" if sealed:
+                return
+            case _:
+                break
+    raise JailError("no_go", "the daemon did not say look")
+
+
+def until_go(plan: Plan, channel: socket.socket) -> None:
+    """Wait until what was shown is on the disk; a jail made ahead gets its command before. Raises JailError."""
+    while (message := fdpass.recv(channel)) is not None:
+        match message.body.get("op"):
+            case "adopt":
                 _adopt(plan, message)
-            case "go" if sealed:
+            case "go":
                 return
             case _:
                 break

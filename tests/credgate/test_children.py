@@ -15,8 +15,8 @@ from credgate.children import Request, asked_of, judge_descriptors, rights_of
 from credgate.opening import visible
 from credgate.parts import Refusal
 from credgate.policyfile import Effective, Origin
+from credgate.proof import devices
 from credgate.runs import Run
-from credgate.session import _devices
 from jail.plan import JailSpec, SystemEntry, Tree
 from rules.policy import Policy, Role
 
@@ -71,7 +71,7 @@ def test_no_request_raises_anything_but_a_refusal(body: dict[str, object]) -> No
 def refused(descriptor: int) -> bool:
     null = os.open("/dev/null", os.O_RDWR)
     try:
-        judge_descriptors([descriptor, null, null], _devices(os.getpid()))
+        judge_descriptors([descriptor, null, null], devices(os.getpid()))
     except Refusal as error:
         return error.code == "child_descriptor"
     finally:
@@ -141,7 +141,7 @@ def test_three_and_no_other_number(tmp_path: Path) -> None:
     for count in (0, 2, 4):
         null = [os.open("/dev/null", os.O_RDWR) for _ in range(count)]
         with pytest.raises(Refusal):
-            judge_descriptors(null, _devices(os.getpid()))
+            judge_descriptors(null, devices(os.getpid()))
         for descriptor in null:
             os.close(descriptor)
 

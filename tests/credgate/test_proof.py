@@ -37,7 +37,7 @@ def test_a_limit_that_the_kernel_shows_otherwise_is_a_difference(monkeypatch: py
     seen = proof.Look(first=facts, second=facts, inherited={"terminal": ("one",)})
     berth: Any = Berth
     for limits in ([], ["memory.max: expected 1, got max"]):
-        shown = proof.read_back(SPEC, berth, proof.Read(told=told, seen=seen, network={}, limits=limits))
+        shown = proof.read_back(SPEC, berth, proof.Read(told=told, seen=seen, network=facts, limits=limits), {})
         assert shown.groups["limits"] == tuple(limits)
         assert shown.groups["terminal"] == ("one",)
 

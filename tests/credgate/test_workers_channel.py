@@ -201,7 +201,6 @@ UNFIT: dict[str, m.Message] = {
     "counted refusals of another run": m.Held("id-1", {**FIELDS, "run": "r2"}),
     "counted refusals of nobody": m.Held("id-1", {"reason": "no_rule"}),
     "counted refusals that are no line": m.Held("id-1", {**FIELDS, "pubkeys": "x"}),
-    "a doubt of another run": m.Doubt("r2", {"token": 1}),
     "an alarm of another run": m.Alarm("r2", "secret_scrubbed", ""),
 }
 
@@ -273,20 +272,6 @@ def test_what_a_worker_counts_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> No
         made.take(m.Held(f"id-{number % 20}", FIELDS), [])
     assert len(made.counted) == 16
     assert set(said) == {"unfit Held"}
-
-
-def test_a_refused_secret_is_doubted_where_it_is_still_the_one_that_was_given() -> None:
-    made, _, said = desk()
-    doubted: list[tuple[str, dict[str, str]]] = []
-    made.judge.doubt = lambda run, sent: doubted.append((run.id, {n: s.reveal() for n, s in sent.items()}))  # type: ignore[method-assign] # all that it does
-    made.runs["r1"].policy.secrets["token"] = object()  # type: ignore[index, assignment]  # only the name is asked for
-    made._versions |= {("r1", "token"): ("new", 2), ("r1", "gone"): ("x", 1)}
-    for secrets in ({"token": 1}, {"other": 1}, {"gone": 1}, {}, {"token": 2, "other": 1}):
-        made.take(m.Doubt("r1", secrets), [])
-    assert doubted == [("r1", {"token": "new"})]
-    made.forget("r1")
-    made.take(m.Doubt("r1", {"token": 2}), [])
-    assert (len(doubted), said) == (1, [])
 
 
 def test_only_secrets_of_its_runs_are_told_by_a_worker() -> None:

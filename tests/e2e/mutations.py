@@ -34,9 +34,14 @@ def before(module: object, name: str, more: Callable[[], None]) -> None:
 
 
 def planned(change: Callable[[list[dict]], list[dict]]) -> None:
-    """Change the plan's mounts."""
+    """Change the plan's mounts. No root is begun ahead then: what is changed may lie before or behind the border."""
     build = mounts.build_root
-    mounts.build_root = lambda operations: build(change(operations))
+    mounts.build_root = lambda operations, _begun: build(change(operations))
+    mounts.begin = refused
+
+
+def refused(_operations: list[dict]) -> None:
+    raise OSError(1, "left out by a test")
 
 
 def write(path: str, text: bytes) -> None:
@@ -328,7 +333,30 @@ def unsealed_go() -> None:
     workload_dumpable()
 
 
-STARTER = {step.__name__: step for step in (workload_dumpable, waiters_descriptor, hosts_ipc, unsealed_go)}
+def _begun(change: Callable[[list[dict]], list[dict]]) -> None:
+    """Change what a root begins with that is made ahead, and say that it was made as asked."""
+    begin = mounts.begin
+
+    def begun(operations: list[dict]) -> mounts.Begun:
+        made = begin(change(operations))
+        made.operations = operations
+        return made
+
+    mounts.begin = begun
+
+
+def begun_unmasked() -> None:
+    _begun(lambda operations: [op for op in operations if op["op"] not in ("mask", "readonly")])
+
+
+def begun_writable() -> None:
+    _begun(lambda operations: [op | {"write": True} if op["op"] == "bind" else op for op in operations])
+
+
+STARTER = {
+    step.__name__: step
+    for step in (workload_dumpable, waiters_descriptor, hosts_ipc, unsealed_go, begun_unmasked, begun_writable)
+}
 LAUNCHER = {"hosts_ipc": hosts_ipc, "hosts_cgroup": hosts_cgroup, "users_environment": launchers_environment}
 PID1 = {
     step.__name__: step

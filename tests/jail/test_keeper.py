@@ -462,6 +462,19 @@ def test_endpoint_on_the_proxys_port_moves_the_proxy(by_user: ByUser) -> None:
     assert by_user(body) == [3129, [80, 443, 3128, 3129], ["connected", "connected"]]
 
 
+def test_ports_are_added_to_a_claimed_berth(by_user: ByUser) -> None:
+    def body() -> list[object]:
+        with keeper() as running:
+            berth = running.claim()
+            same = running.extended(berth, ()) is berth
+            more = running.extended(berth, (8443, 3128))
+            answers = [inside(more, tcp_only(more.gateway, port)) for port in (443, 8443, 3128, 3129)]
+            wrong = berthfacts.wrong(running.facts(more.id), [53, *more.tcp, 3128])
+            return [same, more.id == berth.id, more.proxy_port, sorted(more.tcp), answers, wrong]
+
+    assert by_user(body) == [True, True, 3129, [80, 443, 3128, 3129, 8443], ["connected"] * 4, []]
+
+
 def test_ports_are_checked(by_user: ByUser) -> None:
     def body() -> list[object]:
         with keeper() as running:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from jail.plan import ETC_ALLOWED, MIB, JailSpec, SystemEntry, Tree, build_plan, mounts, private_trees, under
+from jail.plan import ETC_ALLOWED, MIB, JailSpec, SystemEntry, Tree, build_plan, common, mounts, private_trees, under
 
 SPEC = JailSpec(
     run="r1",
@@ -112,3 +112,14 @@ def test_what_is_private_is_mounted() -> None:
 )
 def test_under_goes_by_components(path: str, tree: str, said: bool) -> None:
     assert under(path, tree) is said
+
+
+def test_a_plan_begins_with_what_is_common_to_all_of_a_user() -> None:
+    made = common(SPEC)
+    assert mounts(spec(workdir_write=True, trees=(Tree(path="/srv/tools"),)))[: len(made)] == made
+    assert len(made) > 40
+
+
+def test_a_tree_above_what_is_the_jails_own_comes_before_it() -> None:
+    planned = [op["at"] for op in mounts(spec(trees=(Tree(path="/var"),))) if op["op"] in ("bind", "tmpfs")]
+    assert planned.index("/var") < planned.index("/var/tmp")

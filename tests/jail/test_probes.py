@@ -81,6 +81,23 @@ def test_refusals_of_a_chain_share_a_child(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(set(got.values())) == 1 and set(got) == set(CHAINED)
 
 
+def test_a_chain_follows_the_others_in_their_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    got = tried(monkeypatch, *CHAINED, **dict.fromkeys(["a", "b", *CHAINED], pid))
+    assert len(set(got.values())) == 1 and set(got) == {"a", "b", *CHAINED}
+
+
+def test_a_death_in_a_chain_takes_nothing_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    got = tried(monkeypatch, "core", a=refused(1), core=killed(signal.SIGSYS))
+    assert got == {"a": "EPERM", "core": "SIGSYS"}
+
+
+def test_a_chain_is_tried_after_the_others_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    dies = killed(signal.SIGSYS)
+    got = tried(monkeypatch, "core", "userns", a=dies, b=refused(1), core=refused(1), userns=refused(13))
+    assert got.pop("a").startswith("crashed") and got.pop("b").startswith("crashed")
+    assert got == {"core": "EPERM", "userns": "EACCES"}
+
+
 def test_a_success_or_a_death_begins_a_new_child(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that nothing of it is there for the next one; each is judged by itself."""
     actions = {

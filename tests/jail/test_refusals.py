@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from jail import firewall, hostcauses, mounts, seccomp
+from jail import firewall, hostcauses, mounts, mounttrial, seccomp
 from jail.errors import JailError, Unsupported
 from tests.e2e.condition import masked_proc, namespaces, own_mounts, refusing
 from tests.jail.forked import USERS, attempt
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.needs("userns", "seccomp")
 def built() -> str:
     """Pid 1's first steps, which put it into an error whose hint is given back; "" where nothing was refused."""
     try:
-        mounts.trial()
+        mounttrial.trial()
         mounts._attach_root()
     except JailError as error:
         return error.hint
@@ -32,7 +32,7 @@ def fresh_proc() -> str:
     child = os.fork()
     if child == 0:
         try:
-            mounts.trial_proc()
+            mounttrial.trial_proc()
         except OSError as error:
             os._exit(error.errno or 255)
         os._exit(0)

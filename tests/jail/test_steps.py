@@ -45,7 +45,7 @@ def test_pid1() -> None:
 
 def test_workload() -> None:
     wanted = documented("workload")
-    assert wanted == ["until_go", "look_around", "execute"]
+    assert wanted == ["until_look", "look_around", "until_go", "execute"]
     assert in_order(wanted, [*called(workload.run)])
 
 

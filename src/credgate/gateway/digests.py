@@ -24,11 +24,13 @@ class Digests:
 
     def sent(self, pieces: Iterable[bytes]) -> None:
         """Bytes of the request's body went out."""
-        self.request.update(b"".join(pieces))
+        for piece in pieces:
+            self.request.update(piece)
 
     def received(self, pieces: Iterable[bytes]) -> None:
         """Bytes of the answer's body went to the client."""
-        self.answer.update(b"".join(pieces))
+        for piece in pieces:
+            self.answer.update(piece)
 
 
 def digests_of(exchange: "Exchange", reason: Reason | None) -> dict[str, str]:

@@ -1,8 +1,7 @@
 """The strict lane's side of the targets, and how it answers and ends: what `lane.Lane` is made on."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
-
-from msgspec.structs import replace
 
 from credgate.gateway.cleaning import Unreadable
 from credgate.gateway.deadline import Deadline
@@ -267,9 +266,7 @@ class TargetSide:
         cleaning = turn.exchange.cleaning
         turn.chunked = isinstance(body, Chunked)
         if cleaning is not None:
-            phrase = cleaning.text(head.phrase, "the reason phrase")
-            if phrase != head.phrase:
-                head = replace(head, phrase=phrase)
+            head = replace(head, phrase=cleaning.text(head.phrase, "the reason phrase"))
             turn.chunked |= cleaning.decodes and isinstance(body, Counted) and turn.head.version == b"HTTP/1.1"
         turn.answer, turn.keep = body, _persists(turn, head)
         held, turn.held, turn.unsent = turn.held, b"", answer_bytes(turn, head, fields)
@@ -304,8 +301,7 @@ class TargetSide:
         self._steps.received(turn.exchange, sum(map(len, pieces)))
         if turn.exchange.digests is not None:
             turn.exchange.digests.received(pieces)
-        head, turn.unsent = turn.unsent, b""
-        turn.exchange.pass_on()
+        head, turn.unsent, turn.exchange.refusal = turn.unsent, b"", None
         out = head + (chunk(pieces, last=last) if turn.chunked else b"".join(pieces))
         if last:
             self._steps.finish(self._state, turn.exchange, detail=turn.detail)

@@ -1,6 +1,6 @@
 """One request of the strict lane and its answer, and both as the bytes that are sent on."""
 
-import msgspec
+from dataclasses import dataclass, field
 
 from credgate.gateway.exchange import Exchange
 from credgate.gateway.framing import Body, Chunked, Counted, Fields, UntilClose, tokens, values
@@ -18,7 +18,8 @@ _SMALL = 4 << 10  # bytes
 _SHORT = 1 << 20  # bytes of a refused body that are read so that its connection can go on
 
 
-class Turn(msgspec.Struct, eq=False, kw_only=True):
+@dataclass(slots=True, eq=False, kw_only=True)
+class Turn:
     """What the lane knows of one request on its way."""
 
     exchange: Exchange
@@ -29,7 +30,7 @@ class Turn(msgspec.Struct, eq=False, kw_only=True):
     expects: bool  # it waits for a 100 before it sends the body
     out: Outgoing | None = None  # what to send; set by Allow
     collecting: bool = False  # the body is read before it is judged
-    kept: list[bytes] = msgspec.field(default_factory=list)  # what of it was read
+    kept: list[bytes] = field(default_factory=list)  # what of it was read
     link: Link | None = None
     head_sent: bool = False
     retried: bool = False

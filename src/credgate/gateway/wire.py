@@ -20,7 +20,7 @@ HIGH, LOW = 64 << 10, 16 << 10  # bytes that wait to be sent: from there on it i
 class Wire(asyncio.Transport):
     """The socket is its own from here on, and doesn't block."""
 
-    __slots__ = ("_broke", "_closing", "_fd", "_full", "_inside", "_loop", "_lost", "_out", "_paused", "_pipe", "_sock")
+    __slots__ = ("_closing", "_fd", "_full", "_loop", "_lost", "_out", "_paused", "_pipe", "_sock")
 
     def __init__(self, sock: socket.socket, pipe: "Pipe") -> None:
         super().__init__()
@@ -29,15 +29,13 @@ class Wire(asyncio.Transport):
         self._out = bytearray()
         self._full = self._paused = False
         self._closing = False  # nothing is read any more, and nothing taken to be sent
-        self._lost = False  # it is told, or will be
-        self._broke: Exception | None = None  # why
-        self._inside = False  # what is called was brought about by reading, and nothing but that
+        self._lost = False  # it is told, or will be in the loop's next turn
 
     def begin(self) -> None:
         """Tell the pipe, and read: what a client says first is often there by now."""
         self._loop.add_reader(self._fd, self._readable)
         self._pipe.connection_made(self)
-        if self.is_reading():
+        if not (self._closing or self._paused):
             self._readable()
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -45,13 +43,6 @@ class Wire(asyncio.Transport):
     def _readable(self) -> None:
         if self._closing:
             return
-        self._inside = True
-        self._read()
-        self._inside = False
-        if self._lost:
-            self._tell()
-
-    def _read(self) -> None:
         try:
             size = self._sock.recv_into(self._pipe.get_buffer(-1))
         except (BlockingIOError, InterruptedError):
@@ -162,15 +153,14 @@ class Wire(asyncio.Transport):
         self._lose(error)
 
     def _lose(self, error: Exception | None) -> None:
-        """Told when nobody is in the middle of something any more: behind the read, or in the loop's next turn."""
+        """In the loop's next turn: whoever closes it is in the middle of something."""
         if not self._lost:
-            self._lost, self._broke = True, error
-            if not self._inside:
-                self._loop.call_soon(self._tell)
+            self._lost = True
+            self._loop.call_soon(self._tell, error)
 
-    def _tell(self) -> None:
+    def _tell(self, error: Exception | None) -> None:
         try:
-            self._pipe.connection_lost(self._broke)
+            self._pipe.connection_lost(error)
         finally:
             self._sock.close()
 

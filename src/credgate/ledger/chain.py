@@ -6,6 +6,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NoReturn
 
@@ -36,7 +37,8 @@ class LineFault(Exception):
         self.detail = detail
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
     """The chain's end: sequence number and SHA-256 of the last line (hex)."""
 
     seq: int = 0

@@ -154,7 +154,8 @@ FIELDS: Mapping[str, Kind] = {
 OWN_FIELDS = frozenset({"v", "seq", "ts", "ev", "boot", "mono_ns", "prev", "hash"})  # only the writer sets these
 
 
-class Stamp(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
     """When: `ts` RFC 3339 UTC with microseconds; `boot` the kernel's boot id; `mono_ns` CLOCK_BOOTTIME."""
 
     ts: str

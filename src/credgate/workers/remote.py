@@ -113,10 +113,6 @@ class RemoteJudge(Judge):
         self.known.add(name, secret.reveal())
         return secret
 
-    def doubt(self, run: Run, sent: Mapping[str, Secret]) -> None:
-        """As Judge.doubt: what is minted is the daemon's."""
-        self.line.doubt(run, sent)
-
     async def _noted(
         self,
         state: ClientState,
