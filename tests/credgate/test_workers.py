@@ -452,3 +452,17 @@ def test_nothing_of_a_secret_is_in_a_workers_arguments(tmp_path: Path) -> None:
         assert not [link for link in links if str(tmp_path) in link]  # the ledger's files are no descriptor of its
 
     two(tmp_path, body)
+
+
+def test_an_answer_that_refuses_the_credential_passes(tmp_path: Path) -> None:
+    async def body(r: Rig) -> None:
+        async def unauthorized(seen: Seen, reader: asyncio.StreamReader, writer: Writer) -> None:
+            await read_body(seen, reader)
+            writer.write(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\nno")
+
+        r.good.script = unauthorized
+        for client in (await at_daemon(r), await at_worker(r)):
+            assert (await client.get("/ok/a", host(r))).status == 401
+        await settle(r)
+
+    two(tmp_path, body)

@@ -17,7 +17,7 @@ from credgate.gateway.judge import Judge
 from credgate.gateway.refusal import deny
 from credgate.ledger.record import LedgerError, clean_fields
 from credgate.runs import Run
-from credgate.secretvalue import SecretUnavailable
+from credgate.secretvalue import Secret, SecretUnavailable
 from credgate.workers import messages as m
 from credgate.workers.channel import Channel
 from credgate.workers.knowing import SharedValues
@@ -82,11 +82,9 @@ class Desk:
                 self._record(message)
             case m.Held():
                 self._held(message)
-            case m.Counted():
-                self._count(message)
-            case m.Alarm():
+            case m.Counted() | m.Doubt() | m.Alarm():
                 if message.run not in self._gone:
-                    self._run(message.run).alarm(message.kind, message.detail)
+                    self._of_run(self._run(message.run), message)
             case m.Known():
                 if any(message.name in run.policy.secrets for run in self.runs.values()):
                     self.known.add(message.name, message.value, basic=message.basic)
@@ -212,10 +210,17 @@ class Desk:
         self.counted[held.id] = (fields, count + 1)
         self.requests += 1
 
-    def _count(self, counted: m.Counted) -> None:
-        if counted.run in self._gone:
-            return
-        run = self._run(counted.run)
+    def _of_run(self, run: Run, message: m.Counted | m.Doubt | m.Alarm) -> None:
+        match message:
+            case m.Counted():
+                self._count(run, message)
+            case m.Doubt(values=values):  # those of secrets that another policy had count no more
+                known = {name: Secret(name, value) for name, value in values.items() if name in run.policy.secrets}
+                self.judge.minter.doubt(run, known)
+            case m.Alarm():
+                run.alarm(message.kind, message.detail)
+
+    def _count(self, run: Run, counted: m.Counted) -> None:
         if counted.denied < 0 or counted.bytes_out < 0:
             raise Unfit("a count below nothing")
         run.denied += counted.denied

@@ -191,6 +191,13 @@ class Counted(Message, tag="counted", frozen=True):
     bytes_out: int
 
 
+class Doubt(Message, tag="doubt", frozen=True):
+    """A target refused a request with these minted values, by the names of their secrets."""
+
+    run: str
+    values: dict[str, str]
+
+
 class Alarm(Message, tag="alarm", frozen=True):
     """An alarm of a run."""
 
@@ -202,7 +209,7 @@ class Alarm(Message, tag="alarm", frozen=True):
 type FromDaemon = (
     Setup | Begin | Swap | State | Cut | End | Known | Broken | Given | Noted | Refused | Stale | Failed | Ping | Stop
 )
-type FromWorker = Ready | Done | Fetch | Claim | Record | Held | Counted | Alarm | Known
+type FromWorker = Ready | Done | Fetch | Claim | Record | Held | Counted | Doubt | Alarm | Known
 
 encode = msgspec.msgpack.Encoder().encode
 for_worker: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromDaemon.__value__)
