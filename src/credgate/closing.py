@@ -13,6 +13,7 @@ from credgate.peer import wake
 from credgate.policyfile import Origin
 from credgate.refusedsummary import Summary, summary_of
 from credgate.statereturn import Back
+from credgate.turnedaway import SHOWN, sentences, turned_away
 
 if TYPE_CHECKING:
     from credgate.session import Session
@@ -134,6 +135,15 @@ async def _refused(session: "Session") -> Summary:
     return await asyncio.to_thread(summary_of, session.parts.places, run, named)
 
 
+async def _turned_away(session: "Session") -> dict[str, object]:
+    """Secrets that a target refused: for people, and for the exit line."""
+    if not session.run.turned_away:
+        return {}
+    found = await asyncio.to_thread(turned_away, session.parts.places, session.run)
+    told = [each.to_json() for each in found[:SHOWN]]
+    return {"turned_away": told, "renew": sentences(found, session.run.policy)} if found else {}
+
+
 async def _tell_end(
     session: "Session",
     ending: Ending,
@@ -144,6 +154,7 @@ async def _tell_end(
     if refused.lines:  # a message of its own: each of the two has room for what a jail can make long
         await session.tell({"ev": "refusals", "lines": list(refused.lines), "entries": list(refused.entries)})
     body = {"ev": "ended", "run": session.run.id, "status": ending.status, "reason": ending.reason}
+    body |= await _turned_away(session)
     told = {"requests": session.run.requests(), "seen": seen.sentence(), **seen.to_json()}
     await session.tell(body | left.to_json() | told)
 

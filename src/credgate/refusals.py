@@ -56,7 +56,7 @@ def refusals_of(directory: Path, run: str, since: int = 0, most: int = 0) -> Ref
         raise RunUnknown("run_unknown", f"got run {run!r}, expected an id as `credgate log show` has it", "", 2)
     found = _Found(Refusals(run=run), most)
     try:
-        for line in _lines(directory, run, since):
+        for line in lines_of(directory, run, since):
             found.take(line)
     except (OSError, PackError) as error:
         raise CredgateError(
@@ -69,7 +69,7 @@ def refusals_of(directory: Path, run: str, since: int = 0, most: int = 0) -> Ref
     return found.end()
 
 
-def _lines(directory: Path, run: str, since: int) -> Iterator[bytes]:
+def lines_of(directory: Path, run: str, since: int) -> Iterator[bytes]:
     """The lines that name a run. A search over bytes: parsing each line of a ledger costs fifty times as much."""
     named = b'"run":"%s"' % run.encode("ascii")
     for path in _segments(directory, since):

@@ -15,6 +15,7 @@ def now() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
+TURNED_AWAY = (401, 403)  # answers of a target that may be about the secret
 LOOKUPS = 4  # of the threads that all runs share; a DNS server that is silent holds one for ten seconds and more
 
 
@@ -42,6 +43,7 @@ class Run:
     alarm: Callable[[str, str], None] = field(default=_nobody, repr=False)  # kind, detail; must not raise
     allowed: int = 0
     denied: int = 0
+    turned_away: int = 0  # answers of that kind, with a secret or without; the ledger knows which
     held: int = 0  # bytes of bodies that are kept to be judged
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LOOKUPS), repr=False)
     since: int = 0  # the ledger's number of its run.start

@@ -36,7 +36,7 @@ def summary(ended: "Json", refused: object) -> str:
         return ""
     allowed, denied = requests.get("allow"), requests.get("deny")
     lines = [f"credgate: run {ended.get('run')}: {allowed} requests allowed, {denied} refused; {ended.get('seen')}\n"]
-    for told in (refused, ended.get("left")):
+    for told in (refused, ended.get("renew"), ended.get("left")):
         lines += [_line(str(line)) for line in told] if isinstance(told, list) else []
     return "".join(lines)
 

@@ -102,6 +102,7 @@ class Marks:
         return _uuid(name.value, self.run, b"%d" % seq)
 
 
+@lru_cache(maxsize=256)  # the ledger's line and the header have it
 def tag_of(run: str, seq: int) -> str:
     """RUN8-SEQ36: the run's first 8 letters and digits, and the number of the request's `intent` in base 36."""
     return f"{run8(run)}-{_base36(seq)}"

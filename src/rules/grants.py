@@ -4,7 +4,9 @@ Times are whole nanoseconds of one clock that never goes back. Nothing is spent 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from rules.policy import Binding, Rate, Role
 from rules.reasons import Reason
@@ -17,15 +19,14 @@ SECOND = 10**9
 type Bucket = tuple[str, Rate]  # a binding's name and one of its rates: another rate is another bucket
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
+class Spent(msgspec.Struct, frozen=True, kw_only=True):
     """What one run has used up. `full`: when a bucket will be full again, in nanoseconds times its rate's count."""
 
     started: int
     requests: int = 0
     bytes_out: int = 0
-    uses: Mapping[str, int] = field(default_factory=dict)
-    full: Mapping[Bucket, int] = field(default_factory=dict)
+    uses: Mapping[str, int] = msgspec.field(default_factory=dict)
+    full: Mapping[Bucket, int] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,10 +60,14 @@ class Table:
 
     def candidates(self, data: bytes) -> list[tuple[int, _Node]]:
         """Where needles may begin, and which: their first HEAD bytes are there."""
-        if self._automaton is None:
+        if self._automaton is None or len(data) < HEAD:
             return []
-        if self._quick and not any(quick.find_matches_as_indexes(data) for quick in self._quick):
-            return []
+        if self._quick:
+            for quick in self._quick:  # no any(): a generator costs as much as a search
+                if quick.find_matches_as_indexes(data):
+                    break
+            else:
+                return []
         found = self._automaton.find_matches_as_indexes(data, overlapping=True)
         return [(start, self._nodes[head]) for head, start, _ in found]
 
@@ -197,7 +201,7 @@ class Scrubber:
     def finish(self) -> bytes:
         """The end of the stream: a needle that is not whole is none."""
         self._live.clear()
-        return self._emit(len(self._window))
+        return b"" if not self.held else self._emit(len(self._window))
 
     def _look(self, one: _Candidate) -> list[_Candidate]:
         """Compare the next step, once it is whole: what differs in it doesn't stand there."""

@@ -270,15 +270,31 @@ def _only(name: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("cli", [cli for cli in CLIS if cli.name == name], indirect=True, ids=[name])
 
 
-@_only("gemini")
-def test_a_wrong_key_is_the_targets_to_refuse(ready: Site, cli: Cli, api: Target) -> None:
-    wrong = f"AIza{'Ww9' * 12}"
+# What each makes of its provider's answer to a key that is wrong or has expired.
+WORDS = {
+    "claude": "Invalid API key",
+    "codex": "Incorrect API key provided",
+    "gemini": "API key not valid",
+    "opencode": "invalid x-api-key",
+}
+
+
+def test_a_wrong_key_ends_it_soon_and_the_user_hears_what_to_do(ready: Site, cli: Cli, api: Target) -> None:
+    wrong = {"openai": "sk-proj-", "gemini": "AIza"}.get(cli.secret, "sk-ant-api03-") + "Ww9" * 30
     ready.secret(cli.secret, wrong)
-    done = ready.run(*cli.argv, "say a word", timeout=60)
+    policy = ready.home / "policy/policy.toml"
+    done = ready.credgate("run", "--policy", policy, "--", *cli.argv, "say a word", timeout=60)
+    said = done.stdout + done.stderr
     assert done.returncode != 0
-    assert "invalid key" in done.stdout + done.stderr  # the target's own words
-    assert saw(api) == {wrong} and wrong not in done.stdout + done.stderr
-    assert not ready.ledger(ev="deny", host=cli.host)
+    assert WORDS[cli.name] in said, said[-3000:]
+    assert saw(api) == {wrong} and wrong not in said
+    answers = [line["status"] for line in api.lines() if line["event"] == "request"]
+    if cli.name == "gemini":  # 400, which is any fault of a request's: its own words have to do
+        assert set(answers) == {400} and "refused the secret" not in said
+        return
+    times = "once" if len(answers) == 1 else f"{len(answers)} times"
+    mend = f"it is wrong or has expired: credgate secret set {cli.secret}"
+    assert set(answers) == {401} and f"{cli.host} refused the secret {cli.secret} {times} (401): {mend}\n" in said
 
 
 @_only("codex")

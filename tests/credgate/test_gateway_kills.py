@@ -135,7 +135,9 @@ async def kill_once(
 
 
 def intents(directory: Path) -> set[tuple[int, str]]:
-    lines = [json.loads(line) for path in directory.glob("seg-*.jsonl") for line in path.read_text().splitlines()]
+    """Those of whole lines: a process may be killed in the middle of a write(2)."""
+    whole = [line for path in directory.glob("seg-*.jsonl") for line in path.read_text().split("\n")[:-1]]
+    lines = [json.loads(line) for line in whole]
     return {(line["seq"], line["path"]) for line in lines if line["ev"] == "intent"}
 
 

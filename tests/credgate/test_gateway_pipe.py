@@ -122,3 +122,50 @@ def test_a_ticket_that_waits_is_no_flood(tmp_path: Path, monkeypatch: pytest.Mon
         pair.move(pair.near, pair.server)
     assert pair.served.got == b"body" * 5
     assert not (pair.served.over or pair.server.broken or pair.far.writes)
+
+
+@pytest.mark.parametrize("properly", [True, False])
+def test_tlss_end_is_said_to_who_is_there_to_read_it(properly: bool, tmp_path: Path) -> None:
+    pair = Pair(tmp_path, ssl.TLSVersion.TLSv1_3, lambda pipe: pipe.send(b"GET"))
+    pair.shake()
+    pair.server.send(b"200")
+    pair.move(pair.far, pair.client)
+    if properly:
+        pair.client.close(notify=True)
+        pair.move(pair.near, pair.server)
+        assert pair.served.over and not pair.server.broken
+    pair.server.eof_received()
+    pair.server.close(notify=True)
+    assert pair.move(pair.far, pair.client) == int(properly)
+
+
+class Slow(Side):
+    """Takes `pace` seconds of a clock for each byte."""
+
+    def __init__(self, clock: list[float], pace: float) -> None:
+        super().__init__(lambda _pipe: None)
+        self.clock, self.pace = clock, pace
+
+    def received(self, _pipe: Pipe, data: bytes) -> None:
+        self.clock[0] += self.pace * len(data)
+
+
+def test_fewer_bytes_are_read_where_they_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(pipes.time, "monotonic", lambda: clock[0])
+    end = Slow(clock, 2e-7)
+    pipe = Pipe(end)  # type: ignore[arg-type]  # an End but for what is not called
+
+    def reads(count: int) -> list[int]:
+        sizes = []
+        for _ in range(count):
+            sizes.append(len(pipe.get_buffer(-1)))
+            pipe.buffer_updated(sizes[-1])
+        return sizes
+
+    assert reads(4) == [256 << 10, 64 << 10, 16 << 10, 16 << 10]
+    end.pace = 1e-9
+    assert reads(6) == [16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 256 << 10]
+    end.pace = 1e-5
+    pipe.buffer_updated(1000)  # short ones take what they take: no clock is asked
+    assert reads(1) == [256 << 10]

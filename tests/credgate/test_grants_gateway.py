@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from credgate.runs import Run, now
 from rules.grants import SECOND, Spent

@@ -8,12 +8,14 @@ from typing import Any, cast
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from credgate.gateway import prepared
 from credgate.gateway.capture import Fingerprints
 from credgate.gateway.dial import Dialler
 from credgate.gateway.exchange import ClientState, Exchange
 from credgate.gateway.judge import Judge
+from credgate.gateway.pins import Pins
 from credgate.gateway.prepared import MOST, Heads, Spelt, lines_of
 from credgate.gateway.records import Records
 from credgate.known import KnownValues
@@ -141,6 +143,10 @@ class Never(Heads):
         return None
 
 
+async def unasked(*_: object) -> tuple[()]:
+    raise OSError
+
+
 class Side:
     """One judge with a run and a ledger of its own."""
 
@@ -152,7 +158,7 @@ class Side:
             fingerprints=Fingerprints(key=b"k" * 32),
             vault=cast("Any", self.vault),
             dialler=Dialler(
-                pins=cast("Any", None),
+                pins=Pins(unasked, keep=1),
                 own_addresses=frozenset,
                 listeners=frozenset,
                 resolve_timeout=1,
@@ -188,7 +194,7 @@ class Side:
             "leaving": exchange.leaving is None,
             "quoted": exchange.quoted is None,
             "bindings": state.bindings,
-            "spent": replace(self.run.spent, started=0),
+            "spent": structs.replace(self.run.spent, started=0),
             "lines": list(self.ledger.lines),
         }
 

@@ -458,3 +458,22 @@ def test_what_the_hosts_resolver_makes_of_a_real_dns_server(tmp_path: Path) -> N
     for answer in (found["mixed.test"][0], found["inner.test"][0], found["six.test"][0], found["flip.test"][1]):
         [refused] = targets((0, tuple(ip_address(text) for text in answer)))
         assert isinstance(refused, Deny)
+
+
+def test_a_pinned_target_is_judged_again_once_an_address_is_the_gateways() -> None:
+    async def main() -> None:
+        mine, own = [frozenset[Address]()], frozenset[Address]()
+        dial = dataclasses.replace(dialler(Names(), Clock()), own_addresses=lambda: own, listeners=lambda: mine[0])
+        pinned, slots = dataclasses.replace(endpoint(), pins=PUBLIC[:1]), asyncio.Semaphore(1)
+        found = await dial.target(pinned, HOST, slots)
+        assert isinstance(found, Target) and found.addresses == PUBLIC[:1]
+        assert await dial.target(pinned, HOST, slots) is found
+        other = await dial.target(pinned, "other.good.test", slots)
+        assert isinstance(other, Target) and other.host == "other.good.test"
+        mine[0] = frozenset(PUBLIC[:1])
+        refused = await dial.target(pinned, HOST, slots)
+        assert isinstance(refused, Deny) and refused.reason is Reason.ADDRESS_BLOCKED
+        elsewhere = await dial.target(dataclasses.replace(pinned, pins=PUBLIC[1:2]), HOST, slots)
+        assert isinstance(elsewhere, Target) and elsewhere.addresses == PUBLIC[1:2]
+
+    asyncio.run(main())

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from credgate import warm
 from credgate.errors import CredgateError
@@ -104,7 +105,7 @@ def test_time_begins_when_the_command_is_there(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr("credgate.gateway.expiry.now", lambda: at[0])
         policy = load_policy(TEXT + b'deadline = "30s"\n', packs={}, base_dir="/")
         run = Run(id="r1", policy=policy, role="dev", gateway_ip="127.0.0.9", proxy_port=1)
-        run.spent = replace(run.spent, started=at[0])
+        run.spent = structs.replace(run.spent, started=at[0])
         at[0] += 40 * SECOND
         assert isinstance(refusal(run.spent, run.role_rule, Use(), at[0]), Deny)
         serving = Serving()

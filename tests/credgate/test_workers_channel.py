@@ -16,15 +16,12 @@ from hypothesis import strategies as st
 from credgate.gateway.records import Records
 from credgate.ledger.record import LedgerError
 from credgate.runs import Run
-from credgate.secretvalue import Secret
 from credgate.workers import channel as channels
 from credgate.workers import messages as m
 from credgate.workers.channel import Channel, ChannelError
 from credgate.workers.desk import Desk
 from credgate.workers.knowing import SharedValues
-from credgate.workers.remote import RemoteMinter
 from credgate.workers.settings import SettingsError, parse_processes
-from rules.sources import SourceKind
 
 FIELDS: m.Fields = {"run": "r1", "reason": "no_rule"}
 
@@ -204,7 +201,7 @@ UNFIT: dict[str, m.Message] = {
     "counted refusals of another run": m.Held("id-1", {**FIELDS, "run": "r2"}),
     "counted refusals of nobody": m.Held("id-1", {"reason": "no_rule"}),
     "counted refusals that are no line": m.Held("id-1", {**FIELDS, "pubkeys": "x"}),
-    "a doubt of another run": m.Doubt("r2", {"token": "value"}),
+    "a doubt of another run": m.Doubt("r2", {"token": 1}),
     "an alarm of another run": m.Alarm("r2", "secret_scrubbed", ""),
 }
 
@@ -278,6 +275,20 @@ def test_what_a_worker_counts_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> No
     assert set(said) == {"unfit Held"}
 
 
+def test_a_refused_secret_is_doubted_where_it_is_still_the_one_that_was_given() -> None:
+    made, _, said = desk()
+    doubted: list[tuple[str, dict[str, str]]] = []
+    made.judge.doubt = lambda run, sent: doubted.append((run.id, {n: s.reveal() for n, s in sent.items()}))  # type: ignore[method-assign] # all that it does
+    made.runs["r1"].policy.secrets["token"] = object()  # type: ignore[index, assignment]  # only the name is asked for
+    made._versions |= {("r1", "token"): ("new", 2), ("r1", "gone"): ("x", 1)}
+    for secrets in ({"token": 1}, {"other": 1}, {"gone": 1}, {}, {"token": 2, "other": 1}):
+        made.take(m.Doubt("r1", secrets), [])
+    assert doubted == [("r1", {"token": "new"})]
+    made.forget("r1")
+    made.take(m.Doubt("r1", {"token": 2}), [])
+    assert (len(doubted), said) == (1, [])
+
+
 def test_only_secrets_of_its_runs_are_told_by_a_worker() -> None:
     made, _, said = desk()
     made.runs["r1"].policy.secrets["token"] = object()  # type: ignore[index, assignment]  # only the name is asked for
@@ -285,33 +296,6 @@ def test_only_secrets_of_its_runs_are_told_by_a_worker() -> None:
         made.take(m.Known(name, "HTTP/1.1 200 OK"), [])
     assert [name for name, _, _ in made.known.values()] == ["token"]
     assert said == []
-
-
-def test_a_minted_value_that_a_target_refused_is_doubted_by_the_daemon() -> None:
-    """A worker says so of what is minted, and the daemon takes it of secrets of the run alone."""
-    policy: Any = SimpleNamespace(
-        secrets={
-            "plain": SimpleNamespace(kind=SourceKind.KEYRING),
-            "minted": SimpleNamespace(kind=SourceKind.MINT),
-        }
-    )
-    run = Run(id="r1", policy=policy, role="dev", gateway_ip="127.0.0.9", proxy_port=1)
-    pushed: list[Any] = []
-    line: Any = SimpleNamespace(push=pushed.append)
-    RemoteMinter(line).doubt(run, {"plain": Secret("plain", "value-1")})
-    assert pushed == []
-    RemoteMinter(line).doubt(run, {name: Secret(name, f"{name}-value") for name in policy.secrets})
-    assert pushed == [m.Doubt("r1", {"minted": "minted-value"})]
-    made, _, said = desk()
-    made.runs["r1"] = run
-    doubted: list[tuple[str, dict[str, str]]] = []
-
-    def doubt(of: Run, sent: dict[str, Secret]) -> None:
-        doubted.append((of.id, {name: secret.reveal() for name, secret in sent.items()}))
-
-    made.judge.minter = SimpleNamespace(doubt=doubt)  # type: ignore[misc, assignment]  # what a desk asks of it
-    made.take(m.Doubt("r1", {"minted": "minted-value", "of-an-older-policy": "value"}), [])
-    assert (doubted, said) == ([("r1", {"minted": "minted-value"})], [])
 
 
 @pytest.mark.parametrize("value", [0, 33, True, "0", "x", "", -1, 1.5, None])

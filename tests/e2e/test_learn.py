@@ -19,6 +19,8 @@ ASK = (
     "curl -sS -o /dev/null https://{host}/'**'; curl -sS -o /dev/null 'https://{host}/flood?n=[1-60]'; true"
 )
 
+MEND = "credgate secret set api"
+
 
 def credgate_run(site: Site, policy: Path, *flags: str, script: str) -> tuple[str, str]:
     done = site.credgate("run", "--policy", policy, *flags, "--", "sh", "-c", script)
@@ -74,6 +76,32 @@ def test_a_refusal_becomes_a_rule(site: Site, https_target: Target, processes: s
     assert "3 requests allowed, 63 refused" in err
     seen = https_target.seen()
     assert [request.authorization for request in seen] == ["", "", ""]  # no secret goes with a learned rule
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_secret_that_the_target_refused_is_named(site: Site, https_target: Target, processes: str) -> None:
+    """In the summary, with --learn too, and in the exit line; of the right one, and without one, nothing is said."""
+    started = site.credgate("gateway", "start", "--workers", processes)
+    assert started.returncode == 0, started.stderr
+    host = https_target.host
+    ask = f"curl -sS https://{host}/private/[1-3] https://{host}/status/403"
+    text = f'version = 1\n{endpoint(https_target)}{bound()}[role.dev]\nbindings = ["api"]\n'
+    policy = site.policy(text, https_target.ca)
+    site.secret("api", https_target.token)
+    _, err = credgate_run(site, policy, script=ask)
+    assert "refused the secret" not in err
+    site.secret("api", "wrong-0123456789abcdef")
+    for flags in ((), ("--learn",)):
+        _, err = credgate_run(site, policy, *flags, script=ask)
+        assert f"{host} refused the secret api 3 times (401): it is wrong or has expired: {MEND}\n" in err
+    reader, writer = os.pipe()
+    done = site.run("sh", "-c", ask, flags=["--status-fd", str(writer)], pass_fds=[writer])
+    os.close(writer)
+    with os.fdopen(reader) as lines:
+        told = [json.loads(line) for line in lines]
+    assert (done.returncode, done.stderr) == (0, "")  # the control for -q
+    seen = [{"secret": "api", "host": host, "status": status, "count": count} for status, count in ((401, 3), (403, 1))]
+    assert told[-1]["turned_away"] == seen
 
 
 def test_a_run_that_was_refused_nothing_says_nothing_of_it(site: Site) -> None:

@@ -1,10 +1,11 @@
 """Bounds of a run: nothing passes beyond one, nothing is spent by what is refused, and time gives a rate back."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import asdict
 
 from rules.grants import SECOND, Spent, Use, send, spend
 from rules.policy import Binding, Budget, PlaceKind, Rate, Role
@@ -196,6 +197,6 @@ def test_what_one_level_refuses_costs_nothing_and_more_bounds_never_let_more_thr
             assert found.requests == spent.requests + 1
             spent = found
         else:
-            before = {f.name: getattr(spent, f.name) for f in fields(Spent)}
+            before = asdict(spent)
             spend(spent, of, use, now)
-            assert before == {f.name: getattr(spent, f.name) for f in fields(Spent)}
+            assert before == asdict(spent)

@@ -1,8 +1,9 @@
 """A stand-in for the APIs of three providers of models, as far as agent CLIs use them. Starts as https_target.py does.
 
-Each wants its key where the real one does, else 401. The answer is ANSWER. Where a request holds ASK it is a call of a
-tool at first: of one that runs shell commands, with COMMAND; then, where the MCP server of notes_server.py is offered,
-of its `read` with each of PAGES. What is next is told by how many results of calls a request holds.
+Each wants its key where the real one does, else 401, Gemini 400. The answer is ANSWER. Where a request holds ASK it is
+a call of a tool at first: of one that runs shell commands, with COMMAND; then, where the MCP server of
+notes_server.py is offered, of its `read` with each of PAGES. What is next is told by how many results of calls a
+request holds.
 
 POST /v1/messages               Anthropic Messages, stream or not; x-api-key
 POST /v1/chat/completions       OpenAI Chat Completions, stream or not; Authorization: Bearer
@@ -34,6 +35,7 @@ DEFERRED = "mcp__notes__read"
 # codex has its model write a program that calls its tools
 PROGRAM = f"""await tools.exec_command({json.dumps({"cmd": COMMAND})});
 for (const url of {json.dumps(PAGES)}) if (tools.mcp__notes__read) text(await tools.mcp__notes__read({{url}}))"""
+WRONG_GEMINI = {"code": 400, "message": "API key not valid. Please pass a valid API key.", "status": "INVALID_ARGUMENT"}
 USED = {"input_tokens": 7, "output_tokens": 5}
 
 type Json = dict[str, Any]
@@ -58,6 +60,17 @@ def _send_json(handler: Handler, status: int, body: Json) -> None:
     handler._answer(status, json.dumps(body).encode(), Content_Type="application/json")
 
 
+def _turn_away(handler: Handler) -> None:
+    """A key that is not the right one, as the two providers say it; `x-should-retry` is what their SDKs go by."""
+    if handler.path.startswith("/v1/messages"):
+        body: Json = {"type": "error", "error": {"type": "authentication_error", "message": "invalid x-api-key"}}
+        handler._answer(401, json.dumps(body).encode(), Content_Type="application/json", X_Should_Retry="false")
+    else:
+        told = "Incorrect API key provided: sk-proj-****. You can find your API key at your account page."
+        body = {"message": told, "type": "invalid_request_error", "param": None, "code": "invalid_api_key"}
+        _send_json(handler, 401, {"error": body})
+
+
 def _send_events(handler: Handler, events: Iterator[Json], *, named: bool) -> None:
     handler._record(200)
     handler.send_response(200)
@@ -76,7 +89,7 @@ def v1(handler: Handler, rest: str) -> None:
     token = handler.server.token
     mine = handler.headers.get("x-api-key") == token or handler.headers.get("Authorization") == f"Bearer {token}"
     if not mine:
-        _send_json(handler, 401, {"type": "error", "error": {"type": "authentication_error", "message": "invalid key"}})
+        _turn_away(handler)
     elif rest == "models":
         _send_json(handler, 200, {"object": "list", "data": []})
     elif rest == "messages/count_tokens":
@@ -186,7 +199,7 @@ def v1beta(handler: Handler, rest: str) -> None:
     body = json.loads(handler._body() or b"{}")
     action = rest.rpartition(":")[2]
     if handler.headers.get("x-goog-api-key") != handler.server.token:
-        _send_json(handler, 401, {"error": {"code": 401, "message": "invalid key", "status": "UNAUTHENTICATED"}})
+        _send_json(handler, 400, {"error": WRONG_GEMINI})
     elif action == "countTokens":
         _send_json(handler, 200, {"totalTokens": 7})
     elif action == "streamGenerateContent":

@@ -193,6 +193,12 @@ def _summary(result: "Result") -> None:
         lost = sum(sum(file.unreadable.values()) for file in part.files)
         _say(f"{part.target.name:10} requests: {_counts(part.gateway)}")
         _say(f"{'':10} records:  {_counts(part.records)}{f', {lost} unreadable' if lost else ''}")
+        if pending := part.gateway.get("pending"):
+            _say(
+                f"{'':10} {pending} too new: the target may log them for {part.target.delay_s} s; reconcile them later"
+            )
+        if empty := [file.name for file in part.files if not file.records]:
+            _say(f"{'':10} nothing in: {', '.join(empty)}")
     for item in result.findings:
         _say(f"  {item.class_:15} {item.source}: {item.words}")
 

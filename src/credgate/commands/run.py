@@ -406,7 +406,7 @@ class Launch:
         if self.ready:
             # null where it could not be read, or the daemon is gone: that is not zero
             keys: tuple[str, ...] = ("off_route", "counters", "filter_kills", "files")
-            keys = (*keys, *(key for key in ("copy", "state") if key in self.ended))
+            keys = (*keys, *(key for key in ("copy", "state", "turned_away") if key in self.ended))
             counts = {"requests": self.ended.get("requests", {}), **{key: self.ended.get(key) for key in keys}}
             counts["refusals"] = self.refusals.get("entries", [] if self.ended else None)
             self._write_status({"event": "exit", "run": self.id, "status": status, "reason": reason} | counts)

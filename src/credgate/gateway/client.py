@@ -244,7 +244,7 @@ class Client(Ending):
         turn.collecting = isinstance(admitted, BodyWanted)
         if not isinstance(admitted, BodyWanted):
             turn.take(admitted)
-        turn.exchange.refusal = None
+        turn.exchange.pass_on()
 
     def _judged(self, turn: Turn, then: Callable[[Turn], None] | None) -> None:
         self._judging.pop(turn, None)

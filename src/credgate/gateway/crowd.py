@@ -14,6 +14,7 @@ class Crowd:
     def __init__(self, total: int) -> None:
         self._total = total
         self._of: Counter[str] = Counter()
+        self._all = 0  # of them
 
     @classmethod
     def below_the_limit(cls) -> "Crowd":
@@ -24,13 +25,15 @@ class Crowd:
 
     def enter(self, run: str, most: int) -> bool:
         """Count one more of `run`, which may have `most`; False where it is one too many, and is not counted."""
-        if self._of.total() >= self._total or self._of[run] >= min(most, self._total // SHARE):
+        if self._all >= self._total or self._of[run] >= min(most, self._total // SHARE):
             return False
         self._of[run] += 1
+        self._all += 1
         return True
 
     def leave(self, run: str) -> None:
         """One of those that entered is gone."""
         self._of[run] -= 1
+        self._all -= 1
         if not self._of[run]:
             del self._of[run]

@@ -3,9 +3,11 @@
 import asyncio
 import socket
 import ssl
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv6Address
+from operator import is_
 
 from credgate.errors import CredgateError
 from credgate.gateway.exchange import Target
@@ -20,9 +22,11 @@ from rules.reasons import Reason
 from rules.verdict import Deny
 
 _MAX_TRIES = 4  # addresses of one name; all of them within one connect time-out
+_MAX_PINNED = 1024  # targets with pins that are remembered
 
 type OwnAddresses = Callable[[], frozenset[Address]]
 type Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+type _Pinned = tuple[Endpoint, frozenset[Address], frozenset[Address], Target | Deny]
 type Asked = Callable[[str], None]  # is told when a proxy is asked for a tunnel: its log has a line of it then
 
 
@@ -46,6 +50,7 @@ class Dialler:
     connect_timeout: float
     bundle: str = ""
     _contexts: dict[CorporateProxy, tuple[Stamp, ssl.SSLContext]] = field(default_factory=dict, repr=False)
+    _pinned: OrderedDict[tuple[str, int], _Pinned] = field(default_factory=OrderedDict, repr=False)
 
     async def target(
         self, endpoint: Endpoint, host: str, slots: asyncio.Semaphore, secret: Secret | None = None
@@ -57,7 +62,7 @@ class Dialler:
         """
         place: Endpoint | CorporateProxy = endpoint.proxy or endpoint
         if place.pins:
-            return self._judged(endpoint, host, place, place.pins, secret)
+            return self._at_pins(endpoint, host, place, secret)
         name = endpoint.proxy.host if endpoint.proxy is not None else host
         found = await self._look_up(name, slots)
         if isinstance(found, Deny):
@@ -87,6 +92,20 @@ class Dialler:
         if isinstance(found, Deny):
             raise DialError(found.reason, found.hint)
         return replace(found, client=target.client)
+
+    def _at_pins(
+        self, endpoint: Endpoint, host: str, place: Endpoint | CorporateProxy, secret: Secret | None
+    ) -> Target | Deny:
+        """The same as long as nothing is other that decides it: endpoint, addresses of this machine and the gateway."""
+        if secret is not None:
+            return self._judged(endpoint, host, place, place.pins, secret)
+        key, now = (host, id(endpoint)), (endpoint, self.own_addresses(), self.listeners())
+        known = self._pinned.get(key)
+        if known is None or not all(map(is_, known[:3], now)):
+            known = self._pinned[key] = (*now, self._judged(endpoint, host, place, place.pins, None))
+            if len(self._pinned) > _MAX_PINNED:
+                self._pinned.popitem(last=False)
+        return known[3]
 
     def _judged(
         self,

@@ -24,13 +24,11 @@ class Digests:
 
     def sent(self, pieces: Iterable[bytes]) -> None:
         """Bytes of the request's body went out."""
-        for piece in pieces:
-            self.request.update(piece)
+        self.request.update(b"".join(pieces))
 
     def received(self, pieces: Iterable[bytes]) -> None:
         """Bytes of the answer's body went to the client."""
-        for piece in pieces:
-            self.answer.update(piece)
+        self.answer.update(b"".join(pieces))
 
 
 def digests_of(exchange: "Exchange", reason: Reason | None) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
+import msgspec
 from mitmproxy.http import HTTPFlow
 
 from credgate.gateway.cleaning import Cleaning
@@ -14,7 +15,7 @@ from credgate.gateway.deadline import Deadline
 from credgate.gateway.digests import Digests
 from credgate.gateway.leaving import Leaving
 from credgate.gateway.quoted import Quoted
-from credgate.gateway.refusal import Refusal
+from credgate.gateway.refusal import Refusal, lift
 from credgate.runs import Listener, Run
 from credgate.secretvalue import Secret
 from rules.policy import Address, Endpoint
@@ -57,8 +58,7 @@ class Target:
         return "proxy" if self.endpoint.proxy is not None else address
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Exchange:
+class Exchange(msgspec.Struct, eq=False, kw_only=True):
     """One request and what became of it. Holds no header and no body."""
 
     authority: bytes = b""  # of an absolute-form target or :authority, before mitmproxy drops it
@@ -67,38 +67,41 @@ class Exchange:
     has_body: bool = False
     fault: Reason | None = None  # what was wrong before anybody judged
     refusal: Refusal | None = None  # set: this is the answer, and nothing else is
-    request: Request | None = field(default=None, repr=False)  # its headers are the client's
+    request: Request | None = None  # its headers are the client's
     allow: Allow | None = None
     asked: str = ""  # host and port that the client named, where the request was sent to another target of the endpoint
     cred_fp: str = ""  # of the credentials that were put in
     path: str = ""  # for the ledger: without what a binding writes into it; "": the request's own
     query_names: tuple[str, ...] | None = None  # of what is sent; None: the request's own
-    sent: "Sent | None" = field(default=None, repr=False)  # what it was rewritten to
+    sent: "Sent | None" = None  # what it was rewritten to
     intent_seq: int = 0
     target: Target | None = None
     pin: str = ""
     tunnels: tuple[str, ...] = ()  # when a corporate proxy was asked for a connection for it
     body_max: int = 0  # bytes of a body that is read before it is judged; 0: it isn't
     held: int = 0  # bytes of it that are kept
-    hold: Callable[[bytes], bool] | None = field(default=None, repr=False)  # counts them; True: refused
-    count: Callable[[bool, int], str] | None = field(default=None, repr=False)  # of a WebSocket: Steps.passed
-    keep: Callable[[int], str] | None = field(default=None, repr=False)  # likewise: waiting.keep
+    hold: Callable[[bytes], bool] | None = None  # counts them; True: refused
+    count: Callable[[bool, int], str] | None = None  # of a WebSocket: Steps.passed
+    keep: Callable[[int], str] | None = None  # likewise: waiting.keep
     messages: int = 0  # of a WebSocket's client that were judged
     failure: Reason | None = None  # why the upstream gave no answer, or not a whole one
     why: str = ""  # more of it, for the ledger alone
-    leaving: Leaving | None = field(default=None, repr=False)  # of its body, where that is streamed
-    cleaning: Cleaning | None = field(default=None, repr=False)  # of its answer, where that is searched
-    quoted: Quoted | None = field(default=None, repr=False)  # looks for placeholders in the request's body
-    digests: Digests | None = field(default=None, repr=False)  # of its bodies, where the endpoint asks for them
-    scrubbed: list[str] = field(default_factory=list)  # what was written over, in words of the ledger
+    leaving: Leaving | None = None  # of its body, where that is streamed
+    cleaning: Cleaning | None = None  # of its answer, where that is searched
+    quoted: Quoted | None = None  # looks for placeholders in the request's body
+    digests: Digests | None = None  # of its bodies, where the endpoint asks for them
+    scrubbed: list[str] = msgspec.field(default_factory=list)  # what was written over, in words of the ledger
     client_gone: bool = False
     finished: bool = False  # an outcome or a denial is in the ledger
     status: int = 0
-    ids: dict[str, str] = field(default_factory=dict)
+    ids: dict[str, str] = msgspec.field(default_factory=dict)
     req_bytes: int = 0
     resp_bytes: int = 0
-    started: float = field(default_factory=time.monotonic)
+    started: float = msgspec.field(default_factory=time.monotonic)
     timer: asyncio.TimerHandle | Deadline | None = None
+
+    def __repr__(self) -> str:
+        return f"<Exchange {self.intent_seq}>"  # not its parts: a request's headers are among them
 
     @property
     def ms(self) -> int:
@@ -109,6 +112,13 @@ class Exchange:
         """Look for placeholders in bytes of the request's body that go out."""
         if self.quoted is not None:
             self.quoted.feed(pieces)
+
+    def pass_on(self) -> None:
+        """Nothing stands against it any more: the stamp is lifted."""
+        if self.refusal is not None:
+            if not self.finished:  # else its id is in the ledger
+                lift(self.refusal)
+            self.refusal = None
 
     def disarm(self) -> None:
         """Stop waiting for the upstream."""

@@ -73,10 +73,10 @@ class Chunked:
         """The chunks' data, and what stands behind the body. After a fault nothing more is taken."""
         pieces: Pieces = []
         at = 0  # no slice of what is left at each step: of chunks of one byte that would be quadratic
-        if not (self._left or self._ended or self._line or self._trailers >= 0):
-            at = self._whole(data, pieces)
         try:
             while at < len(data) and not self.done and self.fault is None:
+                if not (self._left or self._ended or self._line or self._trailers >= 0):
+                    at = self._whole(data, at, pieces)
                 if self._left:
                     pieces.append(data[at : at + self._left])
                     self._left -= len(pieces[-1])
@@ -88,9 +88,8 @@ class Chunked:
             self.fault, at = fault, len(data)
         return pieces, data[at:]
 
-    def _whole(self, data: bytes, pieces: Pieces) -> int:
+    def _whole(self, data: bytes, at: int, pieces: Pieces) -> int:
         """Take chunks that are here from their size to their line end, which is how an event comes."""
-        at = 0
         while match := _PLAIN_SIZE.match(data, at):
             begin = match.end()
             end = begin + int(match[1], 16)

@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+import msgspec
+
 MAX_HEAD = 64 << 10  # bytes with both line ends; nginx takes 32 KiB, Node 16
 MAX_LINES = 257  # the first line and 256 fields: more than the parser of the rules takes, so that its reason counts
 
@@ -48,8 +50,7 @@ class RequestHead:
     fields: Fields
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseHead:
+class ResponseHead(msgspec.Struct, frozen=True, kw_only=True):
     """A status line and its fields."""
 
     version: bytes

@@ -69,11 +69,11 @@ class Hooks:
     upstream: UpstreamTls
     timeouts: Timeouts = field(default_factory=Timeouts)
     pool: Pool = field(default_factory=Pool)
+    steps: Steps = field(init=False)  # what this lane shares with the other one
 
-    @property
-    def steps(self) -> Steps:
-        """What this lane shares with the other one."""
-        return Steps(judge=self.judge, timeouts=self.timeouts)
+    def __post_init__(self) -> None:
+        """Make them once."""
+        object.__setattr__(self, "steps", Steps(judge=self.judge, timeouts=self.timeouts))
 
     async def client_disconnected(self, handler: "GateHandler", _client: Client) -> None:
         """The client's connection ended: so do its exchanges."""

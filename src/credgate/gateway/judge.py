@@ -121,7 +121,7 @@ class Judge:
         exchange.request = ready.request if body is None else replace(ready.request, body=None)
         exchange.path = ready.path
         exchange.asked = ready.asked or exchange.asked
-        state.bindings.update(binding.name for binding in ready.allow.bindings)
+        state.bindings.update(ready.names)
         first: Deny | BodyWanted | None = standing.may(state.run, ready.use)
         if first is None and ready.allow.body_max:
             first = ask(exchange, ready.allow.body_max, ready.request)
@@ -221,7 +221,7 @@ class Judge:
         secret = await self._proxy_secret(state.run, allow)
         target = await self.dialler.target(allow.endpoint, request.host, state.run.lookups, secret)
         if isinstance(target, Target):
-            target = replace(target, client=shown)
+            target = target if shown is None else replace(target, client=shown)
             if len(state.targets) >= _MAX_TARGETS:  # a wildcard host has names without end
                 state.targets = {key: kept for key, kept in state.targets.items() if key in connected}
             state.targets[target.key] = target
@@ -245,6 +245,10 @@ class Judge:
         self.known.add(name, secret.reveal())
         return secret
 
+    def doubt(self, run: Run, sent: Mapping[str, Secret]) -> None:
+        """The target refused a request with these secrets."""
+        self.minter.doubt(run, sent)
+
     async def _sent(self, run: Run, ready: Prepared, body: bytes | None) -> Sent:
         """The request with the values of now: the one that was made of them before, where it is the same."""
         bound = ready.bound
@@ -253,7 +257,9 @@ class Judge:
             bound = await _aside(size, lambda: injected(ready.request, ready.allow, run.decoys))
             ready.bound = bound
         fetched = {name: await self.fetch(run, name) for name in dict.fromkeys(b.secret for b in bound)}
-        for binding in (b for b in bound if b.place is PlaceKind.BASIC):
+        for binding in bound:
+            if binding.place is not PlaceKind.BASIC:
+                continue
             values = {name: secret.reveal() for name, secret in fetched.items()}
             self.known.add(binding.secret, values[binding.secret], basic=plain_text(binding, values))
         if ready.sent is not None and ready.sent.holds(fetched):

@@ -216,11 +216,10 @@ class Lane(TargetSide):
 
     def _arrive(self, asked: "_Asked") -> None:
         """Have one request judged, and go on with it or refuse it."""
-        turn = self._turn_of(asked)
         if asked.head.method == b"CONNECT":
-            self._connect(turn)
+            self._connect(asked)
             return
-        self._judge(turn)
+        self._judge(self._turn_of(asked))
 
     def _judge(self, turn: Turn) -> None:
         self._judging = True
@@ -295,15 +294,16 @@ class Lane(TargetSide):
             has_body=body is None or not body.done,
         )
 
-    def _connect(self, turn: Turn) -> None:
+    def _connect(self, asked: "_Asked") -> None:
         """Open a tunnel, in which everything begins anew; or refuse."""
         refused = deny(Reason.MALFORMED)
-        if self._outer and not turn.exchange.has_body:
-            opened = self._steps.open_tunnel(self._state, turn.head.target)
+        if self._outer and not asked.wire.has_body:
+            opened = self._steps.open_tunnel(self._state, asked.head.target)
             if opened is None:
                 self._tunnel()
                 return
             refused = opened
+        turn = self._turn_of(asked)
         self._steps.refuse(self._state, turn.exchange, turn.wire, refused)
         self._refuse(turn)
 

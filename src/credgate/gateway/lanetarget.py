@@ -1,7 +1,8 @@
 """The strict lane's side of the targets, and how it answers and ends: what `lane.Lane` is made on."""
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from credgate.gateway.cleaning import Unreadable
 from credgate.gateway.deadline import Deadline
@@ -266,7 +267,9 @@ class TargetSide:
         cleaning = turn.exchange.cleaning
         turn.chunked = isinstance(body, Chunked)
         if cleaning is not None:
-            head = replace(head, phrase=cleaning.text(head.phrase, "the reason phrase"))
+            phrase = cleaning.text(head.phrase, "the reason phrase")
+            if phrase != head.phrase:
+                head = replace(head, phrase=phrase)
             turn.chunked |= cleaning.decodes and isinstance(body, Counted) and turn.head.version == b"HTTP/1.1"
         turn.answer, turn.keep = body, _persists(turn, head)
         held, turn.held, turn.unsent = turn.held, b"", answer_bytes(turn, head, fields)
@@ -301,7 +304,8 @@ class TargetSide:
         self._steps.received(turn.exchange, sum(map(len, pieces)))
         if turn.exchange.digests is not None:
             turn.exchange.digests.received(pieces)
-        head, turn.unsent, turn.exchange.refusal = turn.unsent, b"", None
+        head, turn.unsent = turn.unsent, b""
+        turn.exchange.pass_on()
         out = head + (chunk(pieces, last=last) if turn.chunked else b"".join(pieces))
         if last:
             self._steps.finish(self._state, turn.exchange, detail=turn.detail)

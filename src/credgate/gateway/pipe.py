@@ -8,11 +8,14 @@ import asyncio
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol, cast
 
 READ = 256 << 10  # bytes read from a socket at once
+SHORT = 16 << 10  # bytes of a read that may take what they take
+SLOW = 0.01  # seconds of the loop that a read should not take
 FLUSH = 30.0  # seconds for what is still to be sent when a connection is closed
 OWN = 64 << 10  # bytes that TLS itself may say behind the handshake: answers to key updates and refused renegotiations
 _RECORD = 17 << 10  # bytes: more than one of TLS holds
@@ -54,10 +57,12 @@ class Pipe(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_incoming",
+        "_left",
         "_made",
         "_outgoing",
         "_own",
         "_paused",
+        "_room",
         "_ticket",
         "_tls",
         "_transport",
@@ -84,7 +89,9 @@ class Pipe(asyncio.BufferedProtocol):
         self._incoming: ssl.MemoryBIO
         self._outgoing: ssl.MemoryBIO
         self._paused = False
+        self._room = READ  # bytes that are read at once
         self._own = 0
+        self._left = False  # by a FIN, without TLS's own end before it
         self._ticket = 0  # bytes of a session ticket, which goes with the first bytes that are sent
 
     # -- what asyncio calls -------------------------------------------------------------------------------------------
@@ -110,10 +117,24 @@ class Pipe(asyncio.BufferedProtocol):
 
     def get_buffer(self, _sizehint: int) -> memoryview:
         """Where to read to."""
-        return _wire
+        return _wire if self._room >= READ else _wire[: self._room]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes were read."""
+        """Bytes were read. Some take long, as chunks of one byte do: then fewer are read at once for a while,
+        and the other connections have their turn between.
+        """
+        if nbytes < SHORT:
+            self._take(nbytes)
+            return
+        begin = time.monotonic()
+        self._take(nbytes)
+        took = time.monotonic() - begin
+        if took > SLOW:
+            self._room = max(SHORT, self._room // 4)
+        elif self._room < READ and took < SLOW / 4:
+            self._room *= 2
+
+    def _take(self, nbytes: int) -> None:
         if self.closing or self.ended:
             return
         if self._tls is None:
@@ -124,6 +145,7 @@ class Pipe(asyncio.BufferedProtocol):
 
     def eof_received(self) -> None:
         """The other side's FIN. asyncio closes the socket then, once all was sent."""
+        self._left = not self.ended
         self._over()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -249,13 +271,13 @@ class Pipe(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def close(self, *, notify: bool = False) -> None:
-        """Send what waits, and close. `notify`: with the proper end of TLS."""
+        """Send what waits, and close. `notify`: with the proper end of TLS, where anybody is there to read it."""
         if self.closing:
             return
         if not self._made:
             self.closing = True
             return
-        if notify and self.secure and self._tls is not None:
+        if notify and self.secure and self._tls is not None and not self._left:
             with suppress(ssl.SSLError):  # the other side's own end is not there yet, nor waited for
                 self._tls.unwrap()
             self.flush()

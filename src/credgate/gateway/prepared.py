@@ -108,6 +108,7 @@ class Prepared:
     allow: Allow
     path: str  # for the ledger
     use: Use
+    names: tuple[str, ...]  # of the bindings that it is allowed with
     asked: str = ""
     bound: tuple[Binding, ...] | None = None  # the bindings whose secret it gets, once that was asked
     clean: Table | None = None  # what the head was searched for, and had nothing of
@@ -119,7 +120,8 @@ class Prepared:
         asked = "" if allow.sent is None else f"{request.host}:{request.port}"
         request = allow.sent or request  # of several targets: from here on it is the one that its target gets
         path, use = path_for_records(request, allow), standing.use_of(allow, request)
-        return cls(request=request, allow=allow, path=path, use=use, asked=asked)
+        names = tuple([binding.name for binding in allow.bindings])
+        return cls(request=request, allow=allow, path=path, use=use, names=names, asked=asked)
 
     @property
     def is_steady(self) -> bool:

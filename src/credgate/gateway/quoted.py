@@ -17,11 +17,14 @@ class Quoted:
         self.found: set[str] = set()
 
     def feed(self, pieces: Iterable[bytes]) -> None:
-        """Look at the next bytes, and at what they make together with the last ones."""
-        for piece in pieces if self._left else ():
-            border = self._tail + piece[: self._longest]
-            for name, text in self._left:
-                if text in piece or text in border:
-                    self.found.add(name)
-            self._left = [(name, text) for name, text in self._left if name not in self.found]
-            self._tail = (self._tail + piece[-self._longest :])[-self._longest :]
+        """Look at the next bytes, and at what they make together with the last ones.
+
+        All of them at once: chunks of one byte are forty thousand in a read, and each would be searched by itself.
+        """
+        data = b"".join(pieces) if self._left else b""
+        if not data:
+            return
+        border = self._tail + data[: self._longest]
+        self.found |= {name for name, text in self._left if text in data or text in border}
+        self._left = [(name, text) for name, text in self._left if name not in self.found]
+        self._tail = (self._tail + data[-self._longest :])[-self._longest :]

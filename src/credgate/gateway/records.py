@@ -14,6 +14,7 @@ from credgate.gateway.refusal import Refusal
 from credgate.known import KnownValues
 from credgate.ledger.form import Form, fragment
 from credgate.ledger.record import LedgerError, clean_fields
+from credgate.runs import TURNED_AWAY
 from rules.correlate import Marks
 from rules.reasons import Reason
 from rules.request import Wire
@@ -158,6 +159,7 @@ class Records:
         if exchange.finished:
             return
         exchange.finished = True
+        state.run.turned_away += exchange.status in TURNED_AWAY
         if reason in ALARMING:
             state.run.alarm(reason.value, detail)
         more = _outcome_words(exchange, reason, detail)

@@ -51,6 +51,7 @@ _TELLS = frozenset(
         Reason.SIGNATURE_REFUSED,
     }
 )
+_MOST_UNUSED = 64
 _MAX_HINT = 400  # a host has at most 253 characters
 _LETTERS = str.maketrans("0123456789abcdef", "bcdfghjklmnpqrst")
 
@@ -179,6 +180,21 @@ class Refusal:
         lines = [b"HTTP/1.1 %d %s" % (self.deny.status, self.phrase)]
         lines += [name + b": " + value for name, value in self.fields(h2=False, close=True)]
         return b"\r\n".join(lines) + b"\r\n\r\n" + self.body()
+
+
+_unused: list[Refusal] = []  # stamps that were lifted: nobody has seen their ids
+os.register_at_fork(after_in_child=_unused.clear)
+
+
+def stamp() -> Refusal:
+    """The denial that stands until something better is known: what is forgotten on the way ends in it."""
+    return _unused.pop() if _unused else Refusal(deny=deny(Reason.INTERNAL))
+
+
+def lift(stamped: Refusal) -> None:
+    """Take a stamp back whose id was neither spoken nor recorded."""
+    if stamped.deny is _BARE[Reason.INTERNAL] and len(_unused) < _MOST_UNUSED:
+        _unused.append(stamped)
 
 
 def _printable(text: str) -> str:

@@ -3,12 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from mitmproxy import ctx
 from mitmproxy.options import Options
+from msgspec.structs import replace
 
 from credgate.errors import CredgateError
 from credgate.gateway import layers

@@ -15,7 +15,7 @@ from credgate.gateway.deadline import Deadline
 from credgate.gateway.exchange import ClientState, Exchange, Key
 from credgate.gateway.judge import QUICK, Judge
 from credgate.gateway.leaving import Leak, misplaced
-from credgate.gateway.refusal import HEADER, Refusal, deny
+from credgate.gateway.refusal import HEADER, Refusal, deny, stamp
 from credgate.gateway.waiting import BodyWanted
 from credgate.ledger.record import LedgerError
 from credgate.minting.jailcall import LocalAnswer
@@ -90,7 +90,7 @@ class Steps:
 
         BodyWanted: nothing is sent yet. The lane keeps the body, as far as `hold` lets it, and asks again with it.
         """
-        exchange.refusal = Refusal(deny=deny(Reason.INTERNAL))
+        exchange.refusal = stamp()
         verdict = await self.judge.judge(state, exchange, wire, connected, body)
         if isinstance(verdict, BodyWanted):
             return verdict
@@ -162,7 +162,7 @@ class Steps:
 
     def answered(self, state: ClientState, exchange: Exchange, status: int, fields: Fields) -> Fields | None:
         """The answer's headers for the client; None where it is none that may pass. The caller lifts the stamp."""
-        exchange.refusal = Refusal(deny=deny(Reason.INTERNAL))
+        exchange.refusal = stamp()
         exchange.disarm()
         request = exchange.request
         upgraded = status == 101 and request is not None and bool(request.upgrade) and accepts(request.headers, fields)
@@ -176,7 +176,7 @@ class Steps:
             return None
         exchange.status, exchange.ids = status, collect_ids(fields)
         if status == UNAUTHORIZED and exchange.sent is not None:
-            self.judge.minter.doubt(state.run, exchange.sent.secrets)
+            self.judge.doubt(state.run, exchange.sent.secrets)
         drop = _NOT_BACK[upgraded, _drops_cookies(exchange)]
         return tuple([f for f in fields if f[0].lower() not in drop])
 

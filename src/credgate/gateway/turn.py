@@ -1,6 +1,6 @@
 """One request of the strict lane and its answer, and both as the bytes that are sent on."""
 
-from dataclasses import dataclass, field
+import msgspec
 
 from credgate.gateway.exchange import Exchange
 from credgate.gateway.framing import Body, Chunked, Counted, Fields, UntilClose, tokens, values
@@ -18,8 +18,7 @@ _SMALL = 4 << 10  # bytes
 _SHORT = 1 << 20  # bytes of a refused body that are read so that its connection can go on
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Turn:
+class Turn(msgspec.Struct, eq=False, kw_only=True):
     """What the lane knows of one request on its way."""
 
     exchange: Exchange
@@ -30,7 +29,7 @@ class Turn:
     expects: bool  # it waits for a 100 before it sends the body
     out: Outgoing | None = None  # what to send; set by Allow
     collecting: bool = False  # the body is read before it is judged
-    kept: list[bytes] = field(default_factory=list)  # what of it was read
+    kept: list[bytes] = msgspec.field(default_factory=list)  # what of it was read
     link: Link | None = None
     head_sent: bool = False
     retried: bool = False

@@ -20,7 +20,7 @@ HIGH, LOW = 64 << 10, 16 << 10  # bytes that wait to be sent: from there on it i
 class Wire(asyncio.Transport):
     """The socket is its own from here on, and doesn't block."""
 
-    __slots__ = ("_closing", "_fd", "_full", "_loop", "_lost", "_out", "_paused", "_pipe", "_sock")
+    __slots__ = ("_broke", "_closing", "_fd", "_full", "_inside", "_loop", "_lost", "_out", "_paused", "_pipe", "_sock")
 
     def __init__(self, sock: socket.socket, pipe: "Pipe") -> None:
         super().__init__()
@@ -29,13 +29,15 @@ class Wire(asyncio.Transport):
         self._out = bytearray()
         self._full = self._paused = False
         self._closing = False  # nothing is read any more, and nothing taken to be sent
-        self._lost = False  # it is told, or will be in the loop's next turn
+        self._lost = False  # it is told, or will be
+        self._broke: Exception | None = None  # why
+        self._inside = False  # what is called was brought about by reading, and nothing but that
 
     def begin(self) -> None:
         """Tell the pipe, and read: what a client says first is often there by now."""
         self._loop.add_reader(self._fd, self._readable)
         self._pipe.connection_made(self)
-        if not (self._closing or self._paused):
+        if self.is_reading():
             self._readable()
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -43,6 +45,13 @@ class Wire(asyncio.Transport):
     def _readable(self) -> None:
         if self._closing:
             return
+        self._inside = True
+        self._read()
+        self._inside = False
+        if self._lost:
+            self._tell()
+
+    def _read(self) -> None:
         try:
             size = self._sock.recv_into(self._pipe.get_buffer(-1))
         except (BlockingIOError, InterruptedError):
@@ -153,14 +162,15 @@ class Wire(asyncio.Transport):
         self._lose(error)
 
     def _lose(self, error: Exception | None) -> None:
-        """In the loop's next turn: whoever closes it is in the middle of something."""
+        """Told when nobody is in the middle of something any more: behind the read, or in the loop's next turn."""
         if not self._lost:
-            self._lost = True
-            self._loop.call_soon(self._tell, error)
+            self._lost, self._broke = True, error
+            if not self._inside:
+                self._loop.call_soon(self._tell)
 
-    def _tell(self, error: Exception | None) -> None:
+    def _tell(self) -> None:
         try:
-            self._pipe.connection_lost(error)
+            self._pipe.connection_lost(self._broke)
         finally:
             self._sock.close()
 

@@ -6,7 +6,6 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NoReturn
 
@@ -37,8 +36,7 @@ class LineFault(Exception):
         self.detail = detail
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class Head(msgspec.Struct, frozen=True, kw_only=True):
     """The chain's end: sequence number and SHA-256 of the last line (hex)."""
 
     seq: int = 0

@@ -14,7 +14,7 @@ from credgate.ledger.record import VERSION, Stamp, canonical, clean_fields
 _HASH = "hash"
 # What only the writer knows, in a line of any form. "v" stands in each line, so that every field before it may end
 # with a comma; those behind it (verdict, via, witness) are never holes.
-_OWN = ("boot", "mono_ns", "prev", "seq", "ts")
+_OWN = {"boot": b"%b", "mono_ns": b'"mono_ns":%d,', "prev": b'"prev":"%b",', "seq": b'"seq":%d,', "ts": b'"ts":%b,'}
 
 
 class Form:
@@ -23,7 +23,7 @@ class Form:
     Raises TypeError as record.clean_fields, and for a hole that has no place.
     """
 
-    __slots__ = ("_before", "_behind", "ev", "holes")
+    __slots__ = ("_before", "_before_holes", "_behind", "_behind_holes", "ev", "holes")
 
     def __init__(self, ev: str, fields: Mapping[str, object], holes: Iterable[str] = ()) -> None:
         self.ev = ev
@@ -34,26 +34,27 @@ class Form:
             raise TypeError(f"ledger: {ev}: a field can't be a hole")
         spelt = {name: fragment(name, value) for name, value in {**fixed, "ev": ev, "v": VERSION}.items()}
         names = sorted({*spelt, *_OWN, *self.holes})
-        self._before = _template((n for n in names if n < _HASH), spelt)
-        self._behind = _template((n for n in names if n > _HASH), spelt)
+        known, self._before_holes = _template((n for n in names if n < _HASH), spelt)
+        self._before = b"{%b" % known
+        known, self._behind_holes = _template((n for n in names if n > _HASH), spelt)
+        self._behind = known.removesuffix(b",") + b"}"  # of "v" or what is behind it, which is known
 
     def link(self, head: Head, stamp: Stamp, filled: Mapping[str, bytes]) -> tuple[bytes, Head]:
         """As chain.link. `filled` has a fragment, or b"" for one that doesn't apply, for each hole."""
-        values = {
+        seq = head.seq + 1
+        values: dict[str, object] = {
             "boot": _boot(stamp.boot),
-            "mono_ns": b'"mono_ns":%d,' % stamp.mono_ns,
-            "prev": b'"prev":"%b",' % head.sha256.encode(),
-            "seq": b'"seq":%d,' % (head.seq + 1),
-            "ts": b'"ts":%b,' % canonical(stamp.ts),
+            "mono_ns": stamp.mono_ns,
+            "prev": head.sha256.encode(),
+            "seq": seq,
+            "ts": canonical(stamp.ts),
             **filled,
         }
-        known, holes = self._before
-        before = known % tuple([values[name] for name in holes])
-        known, holes = self._behind
-        behind = known % tuple([values[name] for name in holes])
-        body = b"{%b%b}" % (before, behind[:-1])
-        digest = hashlib.sha256(body).hexdigest().encode()
-        return ended(b'{%b"hash":"%b",%b}\n' % (before, digest, behind[:-1]), head.seq + 1)
+        before = self._before % tuple([values[name] for name in self._before_holes])
+        behind = self._behind % tuple([values[name] for name in self._behind_holes])
+        digest = hashlib.sha256(before)
+        digest.update(behind)
+        return ended(b'%b"hash":"%b",%b\n' % (before, digest.hexdigest().encode(), behind), seq)
 
 
 def fragment(name: str, value: object) -> bytes:
@@ -71,7 +72,7 @@ def _template(names: Iterable[str], spelt: Mapping[str, bytes]) -> tuple[bytes, 
     parts, holes = [], []
     for name in names:
         known = spelt.get(name)
-        parts.append(b"%b" if known is None else known.replace(b"%", b"%%"))
+        parts.append(_OWN.get(name, b"%b") if known is None else known.replace(b"%", b"%%"))
         if known is None:
             holes.append(name)
     return b"".join(parts), tuple(holes)

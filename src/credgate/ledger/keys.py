@@ -169,7 +169,8 @@ def read_public(given: str) -> bytes:
         return parse_public(text)
     except (OSError, ValueError) as error:
         hint = "give pubkey.pem, a vkey as `credgate log checkpoint` shows it, or the key in base64"
-        raise LedgerError("bad_pubkey", f"--pubkey {given}: {error}", hint, exit_status=2) from error
+        why = error if _is_file(path) else f"no such file, and {error}"
+        raise LedgerError("bad_pubkey", f"--pubkey {given}: {why}", hint, exit_status=2) from error
 
 
 def _is_file(path: Path) -> bool:

@@ -154,8 +154,7 @@ FIELDS: Mapping[str, Kind] = {
 OWN_FIELDS = frozenset({"v", "seq", "ts", "ev", "boot", "mono_ns", "prev", "hash"})  # only the writer sets these
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stamp:
+class Stamp(msgspec.Struct, frozen=True, kw_only=True):
     """When: `ts` RFC 3339 UTC with microseconds; `boot` the kernel's boot id; `mono_ns` CLOCK_BOOTTIME."""
 
     ts: str

@@ -35,7 +35,7 @@ class Syncing:
         """Done once a sync has ended that began after this call. Whoever cancels it takes it from nobody else."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._loop, self._asked, self._flying = loop, [], []
+            self._move(loop)
         future: asyncio.Future[None] = loop.create_future()
         first = not (self._asked or self._flying)
         self._asked.append(future)
@@ -45,6 +45,15 @@ class Syncing:
             loop.call_soon(self._begin)
         return future
 
+    def _move(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have another loop wait from here on. The descriptor stays with it: adding and removing it for each sync is
+        two system calls, and more of the selector's own.
+        """
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._done)
+        self._loop, self._asked, self._flying = loop, [], []
+        loop.add_reader(self._done, self._landed)
+
     def _begin(self) -> None:
         if self._stopped or self._loop is None or self._flying or not self._asked:
             return
@@ -53,8 +62,6 @@ class Syncing:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="ledger-sync")
             self._thread.start()
-        # for this sync alone: a loop that was closed, or a descriptor that is, would leave the other one astray
-        self._loop.add_reader(self._done, self._landed)
         self._jobs.put(True)
 
     def _run(self) -> None:
@@ -71,9 +78,6 @@ class Syncing:
 
     def _landed(self) -> None:
         os.eventfd_read(self._done)
-        if self._loop is None:
-            return
-        self._loop.remove_reader(self._done)
         landed, self._flying = self._flying, []
         for future in landed:
             if future.done():  # cancelled
@@ -91,7 +95,7 @@ class Syncing:
             self._jobs.put(False)
             self._thread.join()
         waiting = [*self._flying, *self._asked]
-        if self._loop is not None and waiting:
+        if self._loop is not None:  # it has the descriptor, which must leave it before it is closed
             with suppress(RuntimeError):  # the loop is closed, and nobody waits
                 self._loop.call_soon_threadsafe(self._let_go, waiting)
                 return

@@ -15,6 +15,9 @@ from credgate.ledger.report import Report, Status, from_json
 from credgate.ledger.verify import verify
 from credgate.reconcile.model import ReconcileError
 
+_HINT = "credgate log verify; or --allow-unverified"
+_COPIED = "of a ledger that is being written take a bundle: credgate log export --bundle FILE; or --allow-unverified"
+_HINTS = {"no_final": _COPIED, "unsigned_tail": _COPIED}
 LARGE = 32 * 1024 * 1024  # bytes: below it a process costs more than it saves
 
 
@@ -80,5 +83,5 @@ def accepted(report: Report, directory: Path, *, allow_unverified: bool) -> Repo
         state = report.status.name.lower()
         at = f" at record {report.seq} ({report.kind})" if report.seq else ""
         detail = f"the ledger doesn't verify: {state}{at}: {report.detail}"
-        raise ReconcileError("ledger_unverified", detail, "credgate log verify; or --allow-unverified", 3)
+        raise ReconcileError("ledger_unverified", detail, _HINTS.get(report.kind, _HINT), 3)
     return report

@@ -17,6 +17,8 @@ from credgate.reconcile.targets import Target
 
 GAP = 300 * SECOND  # a target's silence of this length, with requests of ours within, is a gap of the export
 _GAP_LEAST = 3
+# what makes two lines of a log the same one
+_SAME = ("tt", "t", "te", "host", "method", "path", "action", "status", "size", "ip", "tag", "cred")
 _FLOOD = 10 * SECOND  # a line with a count stands for refusals of this long before it (gateway/floods.py)
 
 
@@ -154,6 +156,7 @@ def _unexplained(tables: Tables, src: int, target: Target, skew: Skew, seen: See
         "JOIN pair p ON p.r = j.r WHERE j.r <> i.r "
         "UNION SELECT l.r FROM stray l JOIN gw g ON g.tag = l.tag AND l.tag <> '' WHERE g.ev <> 'deny'",
     )
+    _twins(tables, src)
     ambiguous = "false" if target.strong else "u.id IS NOT NULL"
     address = (
         "CASE WHEN l.ip = '' THEN '' WHEN list_contains($4::VARCHAR[], l.ip) THEN ';our-address' "
@@ -166,10 +169,22 @@ def _unexplained(tables: Tables, src: int, target: Target, skew: Skew, seen: See
         f"SELECT l.r, CASE WHEN {ambiguous} THEN 'ambiguous' ELSE 'target-only' END, '', 0, substr("
         "CASE WHEN u.id IS NULL THEN '' ELSE ';group:' || u.n || ':' || u.m END "
         "|| CASE WHEN l.tt - $1 > $2 + $3 THEN ';after-ledger' ELSE '' END "
-        f"|| CASE WHEN a.r IS NULL THEN '' ELSE ';replayed' END || {address}, 2) "
-        "FROM stray l LEFT JOIN spare u ON u.id = l.r LEFT JOIN again a ON a.r = l.r",
+        f"|| CASE WHEN a.r IS NULL THEN '' ELSE ';replayed' END "
+        f"|| CASE WHEN w.r IS NULL THEN '' ELSE ';twin' END || {address}, 2) "
+        "FROM stray l LEFT JOIN spare u ON u.id = l.r LEFT JOIN again a ON a.r = l.r LEFT JOIN twin w ON w.r = l.r",
         skew.median,
         seen.last,
         skew.window,
         *([list(target.egress)] if target.egress else []),
+    )
+
+
+def _twins(tables: Tables, src: int) -> None:
+    """Fill `twin`: (r) of strays that the export holds elsewhere too."""
+    same = ", ".join(f"x.{name}" for name in _SAME)
+    tables.make(
+        "twin",
+        f"SELECT n.r FROM (SELECT x.r, count(*) OVER (PARTITION BY {same}) AS n FROM tg x WHERE x.src = $1) n "
+        "JOIN stray l ON l.r = n.r WHERE n.n > 1",
+        src,
     )

@@ -7,14 +7,14 @@ how much later than expected the record's time is.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from credgate.reconcile import scope
 from credgate.reconcile.align import align
 from credgate.reconcile.model import SECOND
 from credgate.reconcile.tables import Tables
 from credgate.reconcile.targets import Target
-from credgate.reconcile.tunnels import pair_tunnels
+from credgate.reconcile.tunnels import Clock, Clocks, pair_tunnels
 
 TIGHT = 100_000  # microseconds beside the resolution: the first round pairs what is nearly certain
 LEAST_WINDOW = 2 * SECOND
@@ -30,6 +30,7 @@ class Skew:
     samples: int = 0
     by: str = "not measured"
     window: int = LEAST_WINDOW
+    beyond: Clock | None = None  # one by which clearly more tunnels would fit
 
 
 _PAIR = {
@@ -52,9 +53,17 @@ def join(tables: Tables, targets: Sequence[Target]) -> list[tuple[Skew, list[str
         if not target.counts:
             _in_windows(tables, src, target, skew)
             if tables.number("SELECT count(*) FROM live WHERE src = $1 AND kind = 'session'", src):
-                pair_tunnels(tables, src, skew.median, skew.window)
+                skew = _with_tunnels(skew, pair_tunnels(tables, src, skew.median, skew.window))
         found.append((skew, held))
     return found
+
+
+def _with_tunnels(skew: Skew, clocks: Clocks) -> Skew:
+    """A proxy's clock is its own: the `Date` of an answer is the target's."""
+    skew = replace(skew, beyond=clocks.beyond)
+    if not clocks.taken.fit or skew.by == "paired records":
+        return skew
+    return replace(skew, median=clocks.taken.shift, mad=0, samples=clocks.taken.fit, by="tunnels")
 
 
 def _ours(target: Target) -> str:

@@ -1,6 +1,6 @@
 """What a reconciliation found, small enough for memory: counts, findings at source level, what was read."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from credgate.reconcile.classes import CHECKED, Class, Severity, severity
@@ -13,6 +13,7 @@ from credgate.reconcile.targets import Target
 from credgate.reconcile.times import show
 
 FORM = 1  # of report.json
+_MOST_REASONS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,16 +101,26 @@ def _counts(store: Store, sql: str, src: int) -> dict[str, int]:
     return {str(name): int(str(count)) for name, count in store.rows(sql, src)}
 
 
+def _why(files: Sequence[Source]) -> str:
+    """Where and why records could not be read, the most frequent first."""
+    reasons = [(count, file.name, why) for file in files for why, count in file.unreadable.items()]
+    said = [f"{name}: {why} ({count})" for count, name, why in sorted(reasons, key=lambda one: (-one[0], one[1:]))]
+    return "; ".join([*said[:_MOST_REASONS], *(["..."] if len(said) > _MOST_REASONS else [])])
+
+
 def _of_source(store: Store, src: int, part: Part) -> list[Finding]:
     name, found = part.target.name, []
     lost = sum(sum(file.unreadable.values()) for file in part.files)
     if lost:
-        words = (
-            f"{lost} of {sum(file.records for file in part.files)} records could not be read: any of them may be one"
-        )
+        of_all = f"{lost} of {sum(file.records for file in part.files)}"
+        words = f"{of_all} records could not be read, and any of them may be one of ours: {_why(part.files)}"
         found.append(Finding(source=name, class_=Class.UNREADABLE, count=lost, words=words))
     if abs(part.skew.median) > OFF:
         words = f"the target's clock is {part.skew.median / 1e6:+.1f} s off ours, by {part.skew.by}"
+        found.append(Finding(source=name, class_=Class.CLOCK, count=1, words=words))
+    if part.skew.beyond is not None:
+        off, fit = part.skew.beyond.shift / 1e6, part.skew.beyond.fit
+        words = f"is the proxy's clock {off:+.1f} s off ours? {fit} of its tunnels would begin where one was asked for"
         found.append(Finding(source=name, class_=Class.CLOCK, count=1, words=words))
     for a, b, n in store.rows("SELECT a, b, n FROM gaps WHERE src = ? ORDER BY a", src):
         words = f"no record between {show(int(str(a)))} and {show(int(str(b)))}, where the ledger has {n} requests"

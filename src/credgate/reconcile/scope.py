@@ -94,13 +94,20 @@ def first_look(tables: Tables, targets: Sequence[Target], since: int, until: int
         "SELECT r, 'duplicate', f FROM (SELECT r, min(r) OVER (PARTITION BY src, prim) AS f FROM tg "
         "WHERE prim <> '' AND r NOT IN (SELECT r FROM aside)) WHERE r <> f",
     )
+    # an id says more than a clock: a log whose zone was mistaken is not one that has nothing to do with the ledger
+    tables.make(
+        "named_by_id",
+        "SELECT l.r FROM tg l JOIN gw g ON g.tag = l.tag WHERE l.tag <> '' AND g.t0 <= $1 UNION "
+        "SELECT i.r FROM tid i JOIN gid d ON d.id = i.id JOIN gw g ON g.g = d.g WHERE g.t0 <= $1",
+        2**62 if until is None else until,
+    )
     for src, target in enumerate(targets):
         slack = (target.resolution_ms + 2000) * 1000
         tables.add(
             "aside",
             "SELECT r, CASE WHEN kind = 'service' THEN 'service' ELSE 'outside' END, 0 FROM tg "
             "WHERE src = $1 AND r NOT IN (SELECT r FROM aside) AND (kind = 'service' OR "
-            "greatest(tt, te) < $2 OR tt > $3)",
+            "((greatest(tt, te) < $2 OR tt > $3) AND r NOT IN (SELECT r FROM named_by_id)))",
             src,
             since - slack,
             2**62 if until is None else until + slack,

@@ -11,7 +11,7 @@ outcome may have opened. Both are `ambiguous`.
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from credgate.reconcile.tables import Tables
 TIGHT = 250_000  # microseconds from where a tunnel was asked for to its begin in the proxy's log, its clock allowed for
 _CANDIDATES = 256  # offsets of the proxy's clock that are tried
 _SAMPLE = 4096  # tunnels by which they are judged
+_LEAST_BEYOND = 3  # tunnels by which a clock beyond the window is spoken of
 _AHEAD = SECOND  # a tunnel that ends this long before its request does is a doubtful one
 
 
@@ -54,13 +55,31 @@ class _Host:
 type _Pairs = list[tuple[int, int, int, int]]  # g, r, grp, how much later than expected
 
 
-def pair_tunnels(tables: Tables, src: int, clock: int, window: int) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """A proxy's clock, microseconds before ours: with `shift` so many tunnels `fit`."""
+
+    shift: int
+    fit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """The one within the window that was taken, and one beyond it by which clearly more would fit."""
+
+    taken: Clock
+    beyond: Clock | None
+
+
+def pair_tunnels(tables: Tables, src: int, clock: int, window: int) -> Clocks:
     """Pair tunnels with the requests that they were opened for, then the requests that went by an open one.
 
     `clock`: the target's, where it is known; the proxy's own is found out.
     """
     hosts = _hosts(tables, src)
-    shift = _offset(list(hosts.values()), sorted({0, clock}), window) if hosts else clock
+    sides = list(hosts.values())
+    taken = _best(sides, _candidates(sides, sorted({0, clock}), window)) or Clock(shift=clock, fit=0)
+    shift = taken.shift
     pairs: _Pairs = []
     surplus: list[tuple[object, ...]] = []
     for host in hosts.values():
@@ -72,6 +91,9 @@ def pair_tunnels(tables: Tables, src: int, clock: int, window: int) -> None:
     tables.add("surplus", "SELECT src, side, id, n, m FROM left_over")
     _add(tables, src, _unsettled(tables, src, shift, window))
     _carried(tables, src, shift, window)
+    beyond = _best(sides, _far(sides))
+    clear = beyond is not None and beyond.fit >= _LEAST_BEYOND and beyond.fit > 2 * taken.fit
+    return Clocks(taken=taken, beyond=beyond if clear else None)
 
 
 _SURPLUS = {"src": "SMALLINT", "side": "VARCHAR", "id": "BIGINT", "n": "BIGINT", "m": "BIGINT"}
@@ -97,13 +119,13 @@ def _numbers(row: Sequence[object]) -> Iterator[int]:
     return (int(str(value)) for value in row)
 
 
-def _offset(hosts: Sequence[_Host], centres: Sequence[int], window: int) -> int:
+def _best(hosts: Sequence[_Host], shifts: Iterable[int]) -> Clock | None:
     """How far the proxy's clock is off: where most tunnels have one that was asked for, and then the nearest.
 
     The true distance of any tunnel is among those that are tried, and with it all others lie within twice the jitter.
     """
     best: tuple[int, int, int, int] | None = None
-    for shift in _candidates(hosts, centres, window):
+    for shift in shifts:
         count = total = 0
         for host in hosts:
             a, b = [one.at + shift for one in host.asked[:_SAMPLE]], [line.at for line in host.lines[:_SAMPLE]]
@@ -112,7 +134,7 @@ def _offset(hosts: Sequence[_Host], centres: Sequence[int], window: int) -> int:
             total += sum(abs(b[j] - a[i]) for i, j in found)
         score = (count, -total, -abs(shift), shift)
         best = score if best is None else max(best, score)
-    return centres[-1] if best is None else best[3]
+    return None if best is None else Clock(shift=best[3], fit=best[0])
 
 
 def _candidates(hosts: Sequence[_Host], centres: Sequence[int], window: int) -> list[int]:
@@ -131,6 +153,15 @@ def _candidates(hosts: Sequence[_Host], centres: Sequence[int], window: int) -> 
         out.update(dict.fromkeys(time - at for time in times[first : first + min(last - first, _CANDIDATES)]))
         if len(out) >= _CANDIDATES:
             break
+    return list(out)
+
+
+def _far(hosts: Sequence[_Host]) -> list[int]:
+    """Distances of any size, of the first few."""
+    out: dict[int, None] = {}
+    for host in hosts[:4]:
+        for one in host.asked[:4]:
+            out.update(dict.fromkeys(line.at - one.at for line in host.lines[:16]))
     return list(out)
 
 

@@ -18,6 +18,7 @@ _NOTES = {
     "own-tunnel": "the proxy was asked for a tunnel for it; one logs a tunnel when it ends: was it still open?",
     "unsettled": "a tunnel that began as a request was made of which the ledger has no outcome: perhaps for that",
     "replayed": "it carries an id or tag of a request that has its record already: copied from there",
+    "twin": "the export has it elsewhere too, the same in all: kept twice as a log was rotated, or made twice",
     "our-address": "it came from an address of ours",
     "other-address": "it came from an address that is none of ours",
     "not-billed": "the target counts no such call",

@@ -7,8 +7,10 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import assert_never
+
+from msgspec.structs import replace
 
 from credgate.errors import CredgateError
 from credgate.gateway import standing
@@ -16,7 +18,7 @@ from credgate.gateway.floods import KINDS
 from credgate.gateway.judge import Judge
 from credgate.gateway.refusal import deny
 from credgate.ledger.record import LedgerError, clean_fields
-from credgate.runs import Run
+from credgate.runs import TURNED_AWAY, Run
 from credgate.secretvalue import Secret, SecretUnavailable
 from credgate.workers import messages as m
 from credgate.workers.channel import Channel
@@ -68,7 +70,7 @@ class Desk:
             log.error("%s: unfit %s: %s", self.name, type(message).__name__, error)
             self.channel.end(f"unfit {type(message).__name__}")
 
-    def _take(self, message: m.FromWorker) -> None:  # noqa: C901 - one case a message
+    def _take(self, message: m.FromWorker) -> None:  # noqa: C901, PLR0912 - one case a message
         match message:
             case m.Ready():
                 self.ready.set()
@@ -82,9 +84,13 @@ class Desk:
                 self._record(message)
             case m.Held():
                 self._held(message)
-            case m.Counted() | m.Doubt() | m.Alarm():
+            case m.Counted():
+                self._count(message)
+            case m.Doubt():
+                self._doubt(message)
+            case m.Alarm():
                 if message.run not in self._gone:
-                    self._of_run(self._run(message.run), message)
+                    self._run(message.run).alarm(message.kind, message.detail)
             case m.Known():
                 if any(message.name in run.policy.secrets for run in self.runs.values()):
                     self.known.add(message.name, message.value, basic=message.basic)
@@ -193,6 +199,8 @@ class Desk:
         self.judge.records.told(record.ev, fields)
         if isinstance(seq, int):
             del self.open[seq]
+            if (run := self.runs.get(str(fields["run"]))) is not None:
+                run.turned_away += fields.get("status") in TURNED_AWAY
         elif "count" in fields:
             self.counted.pop(str(fields.get("request_id")), None)
         else:
@@ -210,21 +218,27 @@ class Desk:
         self.counted[held.id] = (fields, count + 1)
         self.requests += 1
 
-    def _of_run(self, run: Run, message: m.Counted | m.Doubt | m.Alarm) -> None:
-        match message:
-            case m.Counted():
-                self._count(run, message)
-            case m.Doubt(values=values):  # those of secrets that another policy had count no more
-                known = {name: Secret(name, value) for name, value in values.items() if name in run.policy.secrets}
-                self.judge.minter.doubt(run, known)
-            case m.Alarm():
-                run.alarm(message.kind, message.detail)
-
-    def _count(self, run: Run, counted: m.Counted) -> None:
+    def _count(self, counted: m.Counted) -> None:
+        if counted.run in self._gone:
+            return
+        run = self._run(counted.run)
         if counted.denied < 0 or counted.bytes_out < 0:
             raise Unfit("a count below nothing")
         run.denied += counted.denied
         run.spent = replace(run.spent, bytes_out=run.spent.bytes_out + counted.bytes_out)
+
+    def _doubt(self, doubt: m.Doubt) -> None:
+        """Only of values that this worker has, and that are still those of now."""
+        if doubt.run in self._gone:
+            return
+        run = self._run(doubt.run)
+        sent: dict[str, Secret] = {}
+        for name, version in doubt.secrets.items():
+            value, last = self._versions.get((run.id, name), ("", 0))
+            if version == last and name in run.policy.secrets:
+                sent[name] = Secret(name, value)
+        if sent:
+            self.judge.doubt(run, sent)
 
     # -- its end ------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -53,6 +53,13 @@ class Line:
     def _keep(self, run: Run, given: m.Given) -> None:
         self._values[run.id, given.name] = given
         fresh.get().add(given.name)
+
+    def doubt(self, run: Run, sent: Mapping[str, Secret]) -> None:
+        """Say that a target refused these, of those that are as the daemon gave them last."""
+        given = {name: self._values.get((run.id, name)) for name in sent}
+        same = {name: g.version for name, g in given.items() if g is not None and g.value == sent[name].reveal()}
+        if same and not self.channel.over:
+            self.channel.add(m.Doubt(run.id, same))
 
     def forget(self, run_id: str) -> None:
         """A run is over."""

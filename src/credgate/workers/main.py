@@ -34,7 +34,7 @@ from credgate.workers import messages as m
 from credgate.workers.channel import GONE
 from credgate.workers.knowing import SharedValues
 from credgate.workers.line import Line
-from credgate.workers.remote import RemoteJudge, RemoteMinter, records
+from credgate.workers.remote import RemoteJudge, records
 from jail import landlock
 from jail.syscalls import prctl
 from rules.grants import Spent
@@ -69,15 +69,14 @@ class Worker(Serving):
             connect_timeout=limits.connect,
             bundle=str(upstream.bundle),
         )
-        elsewhere: Any = None  # the vault: RemoteJudge.fetch asks the daemon
-        minter: Any = RemoteMinter(line)
+        elsewhere: Any = None  # vault and minter: RemoteJudge.fetch asks the daemon
         judge = RemoteJudge(
             records=records(line, self.runs, self.known),
             fingerprints=Fingerprints(key=setup.fingerprint_key),
             vault=elsewhere,
             dialler=dialler,
             known=self.known,
-            minter=minter,
+            minter=elsewhere,
             line=line,
         )
         authority = Authority.from_pem(setup.ca_key, setup.ca)

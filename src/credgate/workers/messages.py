@@ -192,10 +192,10 @@ class Counted(Message, tag="counted", frozen=True):
 
 
 class Doubt(Message, tag="doubt", frozen=True):
-    """A target refused a request with these minted values, by the names of their secrets."""
+    """A target refused a request with these secrets: their versions, by name."""
 
     run: str
-    values: dict[str, str]
+    secrets: dict[str, int]
 
 
 class Alarm(Message, tag="alarm", frozen=True):

@@ -19,7 +19,6 @@ from credgate.workers.line import Line, StaleSecrets, fresh
 from rules.correlate import Marks
 from rules.grants import Use
 from rules.request import Outgoing, Wire
-from rules.sources import SourceKind
 from rules.verdict import Deny
 
 _TRIES = 3  # a secret that changes while a request is rewritten with it
@@ -114,6 +113,10 @@ class RemoteJudge(Judge):
         self.known.add(name, secret.reveal())
         return secret
 
+    def doubt(self, run: Run, sent: Mapping[str, Secret]) -> None:
+        """As Judge.doubt: what is minted is the daemon's."""
+        self.line.doubt(run, sent)
+
     async def _noted(
         self,
         state: ClientState,
@@ -134,19 +137,6 @@ class RemoteJudge(Judge):
         exchange.intent_seq = claimed
         state.exchanges.add(exchange)
         return over(state, use)
-
-
-class RemoteMinter:
-    """What of a minter a worker asks for: tokens come as any secret's value."""
-
-    def __init__(self, line: Line) -> None:
-        self._line = line
-
-    def doubt(self, run: Run, sent: Mapping[str, Secret]) -> None:
-        """As Minter.doubt. Raises LedgerError where the daemon is gone."""
-        minted = {n: s.reveal() for n, s in sent.items() if run.policy.secrets[n].kind is SourceKind.MINT}
-        if minted:
-            self._line.push(m.Doubt(run.id, minted))
 
 
 def _of_connection(exchange: Exchange) -> frozenset[str]:

@@ -1,11 +1,15 @@
 """A large ledger is verified in another process, with the same outcome; without an outcome nothing is joined."""
 
+import hashlib
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from credgate.ledger.chain import Head, link
+from credgate.ledger.record import Stamp
 from credgate.ledger.report import Status
 from credgate.ledger.verify import verify
 from credgate.reconcile import checking as module
@@ -48,6 +52,19 @@ def test_a_ledger_that_nobody_signed_is_taken_on_demand_alone(ledger: Path) -> N
     with pytest.raises(ReconcileError, match="nobody signed this"):
         accepted(report, ledger, allow_unverified=False)
     assert proof.words(accepted(report, ledger, allow_unverified=True)).startswith("UNSIGNED ledger: incomplete")
+
+
+def test_who_copied_a_ledger_in_use_is_told_of_bundles(ledger: Path) -> None:
+    """Its end is not signed yet, or has no final line: what the writer's stop by force looks like."""
+    segment = ledger / "seg-000001.jsonl"
+    last = segment.read_bytes().splitlines(keepends=True)[-1]
+    head = Head(seq=json.loads(last)["seq"], sha256=hashlib.sha256(last).hexdigest())
+    stamp = Stamp(ts="2026-06-01T09:00:00.000000Z", boot="b" * 36, mono_ns=1)
+    with segment.open("ab") as file:
+        file.write(link(head, "dns", {"host": "a.example"}, stamp)[0])
+    with pytest.raises(ReconcileError) as refused:
+        accepted(verify(ledger), ledger, allow_unverified=False)
+    assert "credgate log export --bundle" in refused.value.hint
 
 
 def test_both_ways_say_the_same_of_a_changed_one(ledger: Path) -> None:

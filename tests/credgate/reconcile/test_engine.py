@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from credgate import cli
-from credgate.reconcile.fabricate import FORMATS, honest
+from credgate.reconcile.fabricate import BEGIN, FORMATS, SECOND, World, honest
 from credgate.reconcile.lies import LIES
+from tests.credgate.reconcile.rig import asked, tunnel
 
 REQUESTS = 100_000
 # one target paired by tags and windows, one by request ids, one by counts
 SOURCES = ("nginx", "cloudtrail", "openai")
+PROXIED = "proxied.example"
 TOLD = (
     "outside-call", "outside-key", "other-credential", "moved-clock", "denied-yet-seen", "replay", "copied-tag",
     "forgotten-request", "invented-request", "more-usage", "torn-line",
@@ -48,6 +50,24 @@ def reconciled(world: Path, out: Path, *more: str, with_packages: bool) -> subpr
     return subprocess.run([*argv, *more], cwd=world, env=env, capture_output=True, text=True, timeout=900, check=False)
 
 
+def behind_a_proxy(world: World) -> str:
+    """Requests through tunnels that overlap, one without an outcome, and somebody else's; the source's argument."""
+    number, lines = 10 * REQUESTS, []
+    for at in range(10, 60, 5):
+        for place, opened in enumerate((asked(at), asked(at + 0.3), [])):
+            number += 1
+            begin = BEGIN + at * SECOND + place * 1000
+            intent = {"run": "r-1", "host": PROXIED, "method": "GET", "path": f"/{at}", "verdict": "allow"}
+            world.ledger.append((begin, "intent", number, intent))
+            if (at, place) != (30, 2):
+                world.ledger.append((begin + 900_000, "outcome", number, {"status": 200, "tunnels": opened}))
+        lines += [tunnel(at + 0.01, at + 20, host=PROXIED), tunnel(at + 0.31, at + 9, host=PROXIED)]
+    others = (tunnel(14, 18, host=PROXIED), tunnel(30.1, 40, host=PROXIED), tunnel(55.02, 56, host=PROXIED))
+    world.ledger.sort(key=lambda entry: (entry[1] == "final", entry[0]))
+    world.exports["squid"] = [*lines[:6], *lines[7:], *others]
+    return f"squid@{PROXIED}"
+
+
 @pytest.mark.needs("java")
 @pytest.mark.timeout(1200)
 def test_pyspark_finds_what_duckdb_finds(tmp_path: Path) -> None:
@@ -55,9 +75,10 @@ def test_pyspark_finds_what_duckdb_finds(tmp_path: Path) -> None:
     for lie in LIES:
         if lie.name in TOLD:
             lie.tell(world)
+    squid = f"--source={behind_a_proxy(world)}={tmp_path / 'squid.log'}"
     world.write(tmp_path)
-    here = reconciled(tmp_path, tmp_path / "here", with_packages=False)
-    there = reconciled(tmp_path, tmp_path / "there", "--engine", ENGINE, with_packages=True)
+    here = reconciled(tmp_path, tmp_path / "here", squid, with_packages=False)
+    there = reconciled(tmp_path, tmp_path / "there", squid, "--engine", ENGINE, with_packages=True)
     assert (there.returncode, there.stderr.count("error:")) == (here.returncode, 0), there.stderr
     assert here.returncode == 4
     assert (tmp_path / "there" / "records.csv").read_bytes() == (tmp_path / "here" / "records.csv").read_bytes()
@@ -67,7 +88,10 @@ def test_pyspark_finds_what_duckdb_finds(tmp_path: Path) -> None:
     assert other == mine
     assert len(mine["findings"]) >= len(TOLD)
     assert {item["class"] for item in mine["findings"]} >= {
-        "target-only", "gateway-only", "deny-but-seen", "field-mismatch", "out-of-window",
+        "target-only", "gateway-only", "deny-but-seen", "field-mismatch", "out-of-window", "ambiguous",
+    }  # fmt: skip
+    assert {item["class"] for item in mine["findings"] if item["source"] == "squid"} == {
+        "target-only", "gateway-only", "ambiguous",
     }  # fmt: skip
     assert not (tmp_path / "spark-warehouse").exists()
 

@@ -264,6 +264,27 @@ def test_squid_request_and_session() -> None:
     assert (one("squid", CONNECT_LINE).kind, one("squid", CONNECT_LINE).host) == ("session", "api.example.com")
 
 
+COMBINED = b'192.0.2.1 - - [30/Nov/2026:08:55:32 +0000] "GET /v1/a HTTP/1.1" 200 8 "-" "agent/1 credgate/r1-a"'
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [("nginx", COMBINED), ("squid", SQUID_LINE), ("squid", CONNECT_LINE), ("envoy", ENVOY_LINE)]
+)
+def test_two_records_in_one_line_are_none(name: str, line: bytes) -> None:
+    """A line whose end was lost, or that was torn as the next one was written: the second one must not vanish."""
+    assert one(name, line)
+    for glued in (line + line, line + b" " + line, line + b"\r" + line, line[: len(line) * 3 // 4] + line):
+        with pytest.raises(Unreadable):
+            PARSERS[name](glued)
+
+
+def test_what_a_client_writes_is_no_second_record() -> None:
+    r"""Servers escape its quotes: nginx as \x22, Apache as \"."""
+    for quote in (rb"\x22", rb"\""):
+        agent = b"[30/Nov/2026:08:55:32 +0000] " + quote + b"GET / HTTP/1.1" + quote + b" 200 8"
+        assert one("nginx", COMBINED.replace(b"agent/1", agent)).tag == "r1-a"
+
+
 def test_usage_buckets() -> None:
     result = {
         "object": "organization.usage.completions.result",

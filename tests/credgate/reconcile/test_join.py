@@ -143,6 +143,31 @@ def test_a_target_that_was_never_reached_can_have_no_record(case: Case) -> None:
     assert case.run("nginx=log").requests == ["expected-absent", "matched"]
 
 
+def test_a_log_whose_zone_was_mistaken_is_still_paired_by_its_tags(case: Case) -> None:
+    """An hour before the ledger's begin: left out as that, nothing would say what is wrong."""
+    for at in (10, 20, 30):
+        case.call(at, path=f"/{at}", ua_tag=f"credgate/r1-{at}")
+    case.export("log", *(web(at - 3600, f"/{at}", more=f" credgate/r1-{at}") for at in (10, 20, 30)))
+    said = case.run("nginx=log")
+    assert said.records == ["outside"] * 3  # no agent holds a tag there
+    lines = [web(at - 3600, f"/{at}").replace("curl/8.5", f"curl/8.5 credgate/r1-{at}") for at in (10, 20, 30)]
+    case.export("log", *lines)
+    said = case.run("nginx=log")
+    assert (said.records, said.requests) == (["matched"] * 3, ["matched"] * 3)
+    (item,) = said.result.findings
+    assert (item.class_, item.words[:29]) == ("clock", "the target's clock is -3600.1")
+
+
+def test_a_line_that_is_there_twice_is_said_to_be(case: Case) -> None:
+    case.call(10, path="/a", ua_tag="credgate/r1-a")
+    case.call(20, path="/b")
+    case.export("log", tagged(10, "a"), tagged(10, "a"), web(20, "/b"), web(20, "/b"), web(21, "/b", 404))
+    said = case.run("nginx=log")
+    assert said.records == ["matched", "target-only", "matched-group", "target-only", "target-only"]
+    assert [said.notes[at].split(";")[-1] for at in (1, 3, 4)] == ["twin", "twin", ""]
+    assert any("kept twice as a log was rotated, or made twice" in row.words for row in said.findings)
+
+
 def tagged(at: float, number: str) -> str:
     return web(at, "/a").replace("curl/8.5", f"curl/8.5 credgate/r1-{number}")
 

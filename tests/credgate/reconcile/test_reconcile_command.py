@@ -51,6 +51,23 @@ def test_the_worst_class_is_the_exit_status(
         assert f"(exit {status})" in out
 
 
+def test_what_is_too_new_and_what_is_empty_is_said(
+    worlds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of an export pulled at once a request is missing: clean so far, and that it was not checked is in plain words."""
+    (tmp_path / "nginx.log").write_text("")
+    found = [argument.replace(str(worlds / "honest" / "nginx.log"), str(tmp_path / "nginx.log")) for argument in (
+        arguments(worlds / "honest")
+    )]  # fmt: skip
+    late = tmp_path / "mapping.toml"
+    late.write_text((worlds / "honest" / "mapping.toml").read_text().replace("delay_s = 0", "delay_s = 900000"))
+    found[found.index("--mapping") + 1] = str(late)
+    assert cli.main(found) == 0
+    out = capsys.readouterr().out
+    assert "too new: the target may log them for 900000 s; reconcile them later" in out
+    assert "nothing in: nginx.log" in out
+
+
 def test_an_unverified_ledger_is_said_on_the_first_line(
     worlds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from credgate.reconcile.classes import Severity
-from credgate.reconcile.tunnels import TIGHT, _Asked, _Host, _Line, _offset, _opened
+from credgate.reconcile.tunnels import TIGHT, _Asked, _best, _candidates, _Host, _Line, _opened
 from tests.credgate.reconcile.rig import SECOND, Case, Said, asked, tunnel
 
 
@@ -120,6 +120,15 @@ def test_tunnels_of_before_the_ledger_said_which_it_opened(case: Case) -> None:
     assert said.requests == ["matched-group"] * 3
 
 
+def test_a_clock_beyond_the_window_is_spoken_of_and_not_believed(case: Case) -> None:
+    for at in (10, 17, 33.5, 66):
+        case.call(at, path=f"/{at}", tunnels=asked(at))
+    said = proxied(case, *(tunnel(at + 30, at + 33) for at in (10, 17, 33.5, 66)))
+    assert said.records == ["target-only"] * 4
+    (item,) = said.result.findings
+    assert (item.class_, item.words[:33]) == ("clock", "is the proxy's clock +30.0 s off ")
+
+
 MOMENT = st.integers(0, 40 * SECOND)
 JITTER = st.integers(0, TIGHT // 2)
 
@@ -130,7 +139,8 @@ def matched(asked_at: Sequence[int], lines_at: Sequence[int], window: int = 2 * 
         asked=[_Asked(at, g, at, -1) for g, at in enumerate(sorted(asked_at))],
         lines=[_Line(at, r, at + SECOND, -1) for r, at in enumerate(sorted(lines_at))],
     )
-    pairs = _opened(host, _offset([host], [0], window), window)
+    clock = _best([host], _candidates([host], [0], window))
+    pairs = _opened(host, clock.shift if clock else 0, window)
     assert len({r for _, r, _, _ in pairs}) == len({g for g, _, _, _ in pairs}) == len(pairs)
     doubtful = sum(grp for _, _, grp, _ in pairs)
     return len(pairs) - doubtful, doubtful

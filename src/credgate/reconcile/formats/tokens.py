@@ -16,6 +16,11 @@ _FIELD = re.compile(
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|([\"\\tnrbv]))")
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "b": "\b", "v": "\v"}
 MAX_LINE = 256 * 1024
+# Time and request line, as a record of a server's begins. A client's own text can't hold it: servers escape its quotes.
+_BEGINS = re.compile(
+    r'\[(?:\d\d/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}|\d{4}-\d\d-\d\dT[^\]]{8,30})\] "[A-Z-]', re.ASCII
+)
+GLUED = "two records in one line"
 
 
 class Field(NamedTuple):
@@ -35,7 +40,9 @@ def decode(line: object) -> str:
 
 
 def fields(line: str) -> list[Field]:
-    """The fields of a line. Raises Unreadable where a quote or bracket isn't closed."""
+    """The fields of a line. Raises Unreadable where a quote or bracket isn't closed, and for two records."""
+    if line.count('] "') > 1 and len(_BEGINS.findall(line)) > 1:  # torn as it was written, or its end was lost
+        raise Unreadable(GLUED)
     return _plain(line) or _any(line)
 
 
