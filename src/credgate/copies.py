@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from credgate import room
 from credgate.copylook import changes
 from credgate.copystore import Copy, Entry, Meta, lock, remove
 from credgate.paths import Places, open_private, private_dir, write_private
@@ -49,6 +50,7 @@ class Copies:
     def take(self, places: Places, spec: JailSpec, role: Role) -> None:
         """Make an empty copy and note what the tree has. Raises CredgateError, OSError; nothing is left then."""
         private_dir(places.copies)
+        room.check(places.copies)
         folder = places.copies / spec.run
         folder.mkdir(mode=0o700)
         held = lock(folder)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from credgate import room
 from credgate.beneath import Beneath
 from credgate.copystore import Copy, Entry, Meta, lock, remove
 from credgate.errors import CredgateError
@@ -103,6 +104,7 @@ def take(places: Places, spec: JailSpec, role: Role, known: Table) -> tuple[Copy
     left then.
     """
     private_dir(places.copies)
+    room.check(places.copies)
     folder = places.copies / f"{spec.run}{SUFFIX}"
     folder.mkdir(mode=0o700)
     held = lock(folder)

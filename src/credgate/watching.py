@@ -6,6 +6,7 @@ import logging
 import signal
 from typing import TYPE_CHECKING
 
+from credgate import room
 from credgate.hostsockets import SocketWatch
 from credgate.mountwatch import MountWatch
 from credgate.parts import Ending
@@ -28,6 +29,7 @@ async def until_exit(session: "Session", mounts: MountWatch) -> Ending:
             _alarm_kills(session),
             _deadline_passes(session),
             _sockets_appear(session),
+            _room_runs_out(session),
         )
         watching = [tasks.create_task(other) for other in others]
         try:
@@ -80,6 +82,13 @@ async def _sockets_appear(session: "Session") -> None:
     except WalkError as error:  # it grew beyond what can be looked through
         found = error.detail
     await _end_with_alarm(session, "host_socket", found)
+
+
+async def _room_runs_out(session: "Session") -> None:
+    """What it writes lands in our state directory, where the ledger lies too."""
+    if session.spec.overlay is not None or session.spec.private:
+        await room.runs_out(session.parts.places.copies)
+        await session.end("disk", grace=0)
 
 
 async def _end_with_alarm(session: "Session", reason: str, detail: str = "") -> None:

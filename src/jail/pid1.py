@@ -288,7 +288,7 @@ class Supervisor:
                     os.killpg(self.child, signal.SIGCONT)
             case "end":
                 reason = str(body["reason"])
-                self._end(reason, grace=0 if reason == "oom" else GRACE)
+                self._end(reason, grace=0 if reason in ("oom", "disk") else GRACE)
             case "begin":  # of a jail that was made before its command was asked for
                 self._set_deadline()
             case "seal":

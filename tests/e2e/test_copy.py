@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from credgate.room import FLOOR
 from tests.conftest import OrdinaryUser, accounts_own_daemon
 from tests.e2e.place import Live, Site, daemon_pid, module_site, one_error
-from tests.e2e.site import BIN, TIMEOUT
+from tests.e2e.site import BIN, TIMEOUT, make_site
 
 pytestmark = pytest.mark.needs("userns", "netns", "nftables", "landlock", "seccomp", "git")
 place = pytest.fixture(scope="module")(module_site)
@@ -227,3 +228,42 @@ def test_odd_names_hidden_files_and_a_child(site: Site) -> None:
     assert len(kept - {run}) == 1  # the child's own
     for each in kept:
         assert site.credgate("discard", each).returncode == 0
+
+
+# Written into a file that has no name any more: a sum over the layer would not see it.
+FILLS = """
+import os, sys, time
+file = os.open("filled", os.O_CREAT | os.O_WRONLY)
+os.unlink("filled")
+for _ in range(int(sys.argv[1])): os.write(file, bytes(1 << 20))
+print("wrote", flush=True)
+time.sleep(3)
+"""
+
+
+@pytest.mark.needs("root")
+def test_a_run_is_ended_before_it_has_filled_the_disk(ordinary_user: OrdinaryUser) -> None:
+    site = make_site(ordinary_user.uid, ordinary_user.gid)
+    site.policy(COPY)
+    copies = site.write(".local/state/credgate/copies/none", "").parent
+    for folder in (copies, copies.parent):
+        folder.chmod(0o700)
+    owner = f"uid={site.uid},gid={site.gid},mode=0700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={(FLOOR >> 20) + 64}m,{owner}", "tmpfs", copies], check=True)
+    try:
+        for mebibytes, status, reason, said in ((16, 0, "exited", "wrote\n"), (96, 137, "disk", None)):
+            done = site.run(site.python(), "-I", "-S", "-c", FILLS, str(mebibytes))
+            assert done.returncode == status, done.stderr
+            assert site.ledger(ev="run.end")[-1]["reason"] == reason
+            assert said is None or done.stdout == said
+        assert "credgate: the run was ended: disk\n" in done.stderr
+        (copies / "other").write_bytes(bytes(96 << 20))
+        refused = site.run("true")
+        assert refused.returncode == 125
+        assert "room for a copy" in one_error(refused.stderr)[0]
+        (copies / "other").unlink()
+        assert site.run("true").returncode == 0
+    finally:
+        site.credgate("gateway", "stop")
+        subprocess.run(["umount", copies], check=True)
+        site.close()
