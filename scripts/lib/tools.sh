@@ -37,15 +37,20 @@ without_starting_services() {
     )
 }
 
-# Where `npm ci` puts the npm registry that the tests start: root's serves everyone.
-registry_home() {
+# home_of NAME: the directory for what stdin, all that it is installed from, comes to. Root's serves everyone.
+home_of() {
     local id home
-    id=$(cat tests/targets/npm/package-lock.json tests/targets/npm/package.json | sha256sum)
-    for home in "$CREDGATE_PREFIX/test-registry" "${XDG_CACHE_HOME:-$HOME/.cache}/credgate/test-registry"; do
+    id=$(sha256sum)
+    for home in "$CREDGATE_PREFIX/test-$1" "${XDG_CACHE_HOME:-$HOME/.cache}/credgate/test-$1"; do
         home=$home-${id:0:12}
         if is_root || [ -f "$home/.complete" ]; then break; fi
     done
     printf '%s\n' "$home"
+}
+
+# Where `npm ci` puts the npm registry that the tests start.
+registry_home() {
+    cat tests/targets/npm/package-lock.json tests/targets/npm/package.json | home_of registry
 }
 
 install_registry() {
@@ -64,13 +69,7 @@ install_registry() {
 
 # Agent CLIs, laid out as `npm install --global` does it: bin beside lib/node_modules, and one from PyPI.
 agents_home() {
-    local id home
-    id=$(cat tests/targets/agents/package-lock.json tests/targets/agents/package.json tests/targets/aider/requirements.lock | sha256sum)
-    for home in "$CREDGATE_PREFIX/test-agents" "${XDG_CACHE_HOME:-$HOME/.cache}/credgate/test-agents"; do
-        home=$home-${id:0:12}
-        if is_root || [ -f "$home/.complete" ]; then break; fi
-    done
-    printf '%s\n' "$home"
+    cat tests/targets/agents/package-lock.json tests/targets/agents/package.json tests/targets/aider/requirements.lock | home_of agents
 }
 
 install_agents() {
@@ -114,24 +113,12 @@ install_aider() {
 
 # Where the tests find what `reconcile --engine` needs: beside the venv, which everyone who only runs Credgate has too.
 engine_home() {
-    local id home
-    id=$(sha256sum <tests/targets/engine/requirements.lock)
-    for home in "$CREDGATE_PREFIX/test-engine" "${XDG_CACHE_HOME:-$HOME/.cache}/credgate/test-engine"; do
-        home=$home-${id:0:12}
-        if is_root || [ -f "$home/.complete" ]; then break; fi
-    done
-    printf '%s\n' "$home"
+    cat tests/targets/engine/requirements.lock | home_of engine
 }
 
 # Likewise the Python clients that the tests drive, and the vault that they start; for one version of the interpreter.
 clients_home() {
-    local id home
-    id=$({ cat tests/targets/python/requirements.lock && .venv/bin/python -IVV; } | sha256sum)
-    for home in "$CREDGATE_PREFIX/test-clients" "${XDG_CACHE_HOME:-$HOME/.cache}/credgate/test-clients"; do
-        home=$home-${id:0:12}
-        if is_root || [ -f "$home/.complete" ]; then break; fi
-    done
-    printf '%s\n' "$home"
+    { cat tests/targets/python/requirements.lock && .venv/bin/python -IVV; } | home_of clients
 }
 
 install_engine() {
@@ -166,13 +153,7 @@ install_clients() {
 
 # Generic clients, each laid out as its own installer does it: a virtual environment, bin beside lib/node_modules.
 matrix_home() {
-    local id home
-    id=$({ cat tests/targets/matrix/{requirements.lock,package-lock.json,get.go} && .venv/bin/python -IVV; } | sha256sum)
-    for home in "$CREDGATE_PREFIX/test-matrix" "${XDG_CACHE_HOME:-$HOME/.cache}/credgate/test-matrix"; do
-        home=$home-${id:0:12}
-        if is_root || [ -f "$home/.complete" ]; then break; fi
-    done
-    printf '%s\n' "$home"
+    { cat tests/targets/matrix/{requirements.lock,package-lock.json,get.go} && .venv/bin/python -IVV; } | home_of matrix
 }
 
 install_matrix() {

@@ -33,6 +33,8 @@ type MakeSocket = Callable[[], Awaitable[socket.socket]]
 class Inward(Piped):
     """A client of the host, and a server in the jail. What comes out of the jail counts as bytes out."""
 
+    _leaves = False
+
     def __init__(self, streams: Streams, *, state: ClientState, hooks: Hooks, make: MakeSocket) -> None:
         port = state.listener.port
         super().__init__(
@@ -70,21 +72,6 @@ class Inward(Piped):
         except BaseException:
             sock.close()
             raise
-
-    def _may_pass(self, size: int, *, outward: bool) -> bool:
-        """Towards the jail it is `outward` of the piping, and no way out; the other direction is one."""
-        self._moved = asyncio.get_running_loop().time()
-        if self._over:
-            return False
-        if outward:
-            self._pipe.resp_bytes += size
-            return True
-        over = standing.sent(self.state.run, size)
-        if over is not None:
-            self._end(over.reason, over.hint)
-            return False
-        self._pipe.req_bytes += size
-        return True
 
 
 class Published:

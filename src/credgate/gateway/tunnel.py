@@ -40,6 +40,8 @@ def _no_proxy(_at: str) -> None:
 class Piped:
     """One opaque connection and what it is piped to. `handle_client` runs it to its end; `_open` is the subclass's."""
 
+    _leaves = True  # what goes outward, from the client to the other end, leaves the jail
+
     def __init__(self, streams: Streams, pipe: Pipe, *, state: ClientState, hooks: Hooks) -> None:
         self.state = state
         self._client, self._pipe = streams, pipe
@@ -112,7 +114,7 @@ class Piped:
         self._moved = asyncio.get_running_loop().time()
         if self._over:
             return False
-        if not outward:
+        if outward is not self._leaves:
             self._pipe.resp_bytes += size
             return True
         over = standing.sent(self.state.run, size)
