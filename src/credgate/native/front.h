@@ -23,7 +23,7 @@ struct run {
 /* Read the command line as `plain` of commands/run.py does; false for what Python has to read. */
 bool read_line(int argc, char **argv, struct asked *asked);
 
-/* Whether 0, 1, 2 carry bytes alone, and none is a terminal; what is closed becomes /dev/null. As stdio.py. */
+/* Whether 0, 1, 2 carry bytes alone, none is closed, and none a terminal. As stdio.py. */
 bool standard_is_plain(void);
 
 /* A connection to a daemon that is up, of our own user, in a directory as it has to be; else -1. As thinclient.py. */
