@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,8 +19,8 @@ import msgspec
 from credgate.ledger.chain import GENESIS
 from credgate.ledger.files import segment_lines, segments
 from credgate.ledger.report import Report, Status
+from credgate.reconcile.lines import Line, line_of
 from credgate.reconcile.model import (
-    MAX_PATH,
     UNKNOWN,
     ReconcileError,
     Unreadable,
@@ -30,11 +31,11 @@ from credgate.reconcile.model import (
     success,
 )
 from credgate.reconcile.times import moment
-from credgate.text import escape
 
 # Headers of an answer that name no request: a time, a duration.
 _NO_IDS = frozenset({"date", "server-timing", "x-envoy-upstream-service-time"})
-_DECODE = msgspec.json.Decoder(dict[str, object]).decode
+_NONE = Line()
+_TS = len("2026-06-01T08:00:00.000000Z")
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _LEAST_ID = 6  # characters: a shorter value would pair by chance
 
@@ -91,41 +92,57 @@ class Seen:
 
 def calls(directory: Path, seen: Seen) -> Iterator[Call]:
     """The requests in the order in which they ended. Raises ReconcileError when the files aren't what was verified."""
-    open_: dict[int, Call] = {}
-    for record in _records(directory, seen):
-        at = moment(record["ts"])
-        handler = _HANDLERS.get(str(record["ev"]))
-        if handler is not None and (call := handler(record, at, seen, open_)) is not None:
+    open_: _Open = {}
+    for line in _records(directory, seen):
+        at = _time(line)
+        handler = _HANDLERS.get(line.ev)
+        if handler is not None and (call := handler(line, at, seen, open_)) is not None:
             yield call
-        _note(record, at, seen)
-    yield from open_.values()  # no outcome: not known
+        _note(line, at, seen)
+    for line, at in open_.values():
+        yield _call(line, at)  # no outcome: not known
 
 
-def _note(record: Mapping[str, object], at: int, seen: Seen) -> None:
+def _time(line: Line) -> int:
+    ts = line.ts
+    try:
+        if len(ts) == _TS and ts[19] == "." and ts[26] == "Z" and ts[20:26].isdecimal():  # as writers write it
+            return _second(ts[:19]) + int(ts[20:26])
+        return moment(ts)
+    except Unreadable as error:
+        raise ReconcileError("ledger_unreadable", f"record {line.seq}: {error}: {ts!r}", "", 2) from error
+
+
+@lru_cache(maxsize=4096)
+def _second(text: str) -> int:
+    return moment(f"{text}Z")
+
+
+def _note(line: Line, at: int, seen: Seen) -> None:
     seen.first = min(seen.first, at) if seen.records else at
     seen.last = max(seen.last, at)
     seen.records += 1
-    seen.final = record["ev"] == "final"
-    if record["ev"] == "recovered":
+    seen.final = line.ev == "final"
+    if line.ev == "recovered":
         seen.breaks.append(at)
-    if record.get("policy_sha256"):
-        seen.policies.add(str(record["policy_sha256"]))
+    if line.policy_sha256:
+        seen.policies.add(line.policy_sha256)
 
 
-def _records(directory: Path, seen: Seen) -> Iterator[Mapping[str, object]]:
+def _records(directory: Path, seen: Seen) -> Iterator[Line]:
     report = seen.report
     sound = report.status is Status.SOUND
     before, read = GENESIS, 0
     try:
-        for line in _lines(directory):
+        for data in _lines(directory):
             if read == report.records:
                 break
-            record = _DECODE(line)
-            if record.get("prev") != before:
+            line = line_of(data)
+            if line.prev != before:
                 raise ValueError("prev")
-            before = hashlib.sha256(line).hexdigest()
+            before = hashlib.sha256(data).hexdigest()
             read += 1
-            yield record
+            yield line
     except OSError as error:
         raise ReconcileError("ledger_unreadable", f"can't read {directory}: {error.strerror}", "", 2) from error
     except (ValueError, msgspec.DecodeError) as error:
@@ -143,80 +160,43 @@ def _lines(directory: Path) -> Iterator[bytes]:
         yield from segment_lines(path)
 
 
-type _Open = dict[int, Call]
+type _Open = dict[int, tuple[Line, int]]
 
 
-def _intent(record: Mapping[str, object], at: int, seen: Seen, open_: _Open) -> None:
+def _intent(line: Line, at: int, seen: Seen, open_: _Open) -> None:
     seen.allowed += 1
-    call = _call(record, at)
-    open_[call.seq] = call
+    open_[line.seq] = (line, at)
 
 
-def _outcome(record: Mapping[str, object], end: int, _: Seen, open_: _Open) -> Call | None:
-    call = open_.pop(_number(record, "intent_seq"), None)
-    if call is None:
-        return None
-    status = status_of(_number(record, "status"))
-    skew, dated = _date(record, end)
-    return call._replace(
-        end=end,
-        status=status,
-        ok=success(status),
-        size=_number(record, "resp_bytes", UNKNOWN),
-        tag=call.tag or _tag(record),
-        reason=_text(record, "reason"),
-        settled=1,
-        skew=skew,
-        dated=dated,
-        creds=call.creds or _creds(record),
-        ids=tuple(dict.fromkeys((*call.ids, *_ids(record)))),
-        bodies=_bodies(record) if "req_sha256" in record or "resp_sha256" in record else (),
-        tunnels=_tunnels(record) if "tunnels" in record else (),
-    )
+def _outcome(line: Line, end: int, _: Seen, open_: _Open) -> Call | None:
+    found = open_.pop(line.intent_seq or 0, None)
+    return None if found is None else _call(*found, (line, end))
 
 
-def _tunnels(record: Mapping[str, object]) -> tuple[int, ...]:
-    value = record["tunnels"]
-    if not isinstance(value, list):  # a forged ledger may hold anything
-        return ()
-    found = []
-    for text in value:
-        with contextlib.suppress(Unreadable):
-            found.append(moment(text))
-    return tuple(found)
+def _deny(line: Line, at: int, seen: Seen, _: _Open) -> Call:
+    seen.denied += line.count
+    return _call(line, at)
 
 
-def _bodies(record: Mapping[str, object]) -> tuple[Body, ...]:
-    sides = ((1, "req_sha256", "req_bytes"), (0, "resp_sha256", "resp_bytes"))
-    found = ((sent, _text(record, digest), _number(record, size)) for sent, digest, size in sides)
-    return tuple(body for body in found if _DIGEST.fullmatch(body[1]) and body[2])
-
-
-def _deny(record: Mapping[str, object], at: int, seen: Seen, _: _Open) -> Call:
-    call = _call(record, at)
-    seen.denied += call.n
-    return call
-
-
-def _mint(record: Mapping[str, object], at: int, seen: Seen, open_: _Open) -> Call | None:
+def _mint(line: Line, at: int, seen: Seen, open_: _Open) -> Call | None:
     """Calls of our own for a derived secret: the target sees them too. A line without a host is none."""
-    if "intent_seq" in record:
-        return _outcome(record, at, seen, open_)
-    if not record.get("host"):
+    if line.intent_seq is not None:
+        return _outcome(line, at, seen, open_)
+    if not line.host:
         return None
-    if "status" not in record:
-        _intent(record, at, seen, open_)
+    if line.status is None:
+        _intent(line, at, seen, open_)
         return None
     seen.allowed += 1
-    status = status_of(_number(record, "status"))
-    return _call(record, at)._replace(status=status, ok=success(status), settled=1)
+    status = status_of(line.status)
+    return _call(line, at)._replace(status=status, ok=success(status), settled=1)
 
 
-def _tunnel(record: Mapping[str, object], _at: int, seen: Seen, _: _Open) -> None:
-    seen.tunnels += "intent_seq" not in record and "host" in record
+def _tunnel(line: Line, _at: int, seen: Seen, _: _Open) -> None:
+    seen.tunnels += line.intent_seq is None and line.host != ""
 
 
-_HANDLERS: Mapping[str, Callable[[Mapping[str, object], int, Seen, _Open], Call | None]] = {
+_HANDLERS: Mapping[str, Callable[[Line, int, Seen, _Open], Call | None]] = {
     "intent": _intent,
     "outcome": _outcome,
     "deny": _deny,
@@ -225,77 +205,90 @@ _HANDLERS: Mapping[str, Callable[[Mapping[str, object], int, Seen, _Open], Call 
 }
 
 
-def _call(record: Mapping[str, object], at: int) -> Call:
+def _call(line: Line, at: int, ended: tuple[Line, int] | None = None) -> Call:
+    """A request, and its outcome with the time of that. By place: by name each takes half as long again."""
+    creds, ids = _creds(line.cred_fp, line.secret), _ids(line)
+    outcome, end = ended or (_NONE, at + line.ms * 1000)
+    status = status_of(outcome.status or 0)
+    skew, dated = _date(outcome, end)
     return Call(
-        seq=_number(record, "seq"),
-        ev=_text(record, "ev"),
-        run=_text(record, "run"),
-        start=at,
-        end=at + _number(record, "ms") * 1000,
-        host=_text(record, "host").casefold(),
-        method=_text(record, "method"),
-        path=path_of(_unescaped(_text(record, "path"))) if record.get("path") else "",
-        tag=_tag(record),
-        reason=_text(record, "reason"),
-        n=_number(record, "count", 1),
-        secret=_text(record, "secret"),
-        rule=_text(record, "rule"),
-        creds=_creds(record),
-        ids=_ids(record),
+        line.seq,
+        line.ev,
+        line.run,
+        at,
+        end,
+        line.host.casefold(),
+        line.method,
+        _path(line.path),
+        status,
+        success(status),
+        UNKNOWN if outcome.resp_bytes is None else outcome.resp_bytes,
+        (line.ua_tag or outcome.ua_tag).rpartition("credgate/")[2],
+        outcome.reason if ended else line.reason,
+        int(ended is not None),
+        line.count,
+        line.secret,
+        line.rule,
+        skew,
+        dated,
+        creds or _creds(outcome.cred_fp, outcome.secret),
+        tuple(dict.fromkeys((*ids, *_ids(outcome)))) if ids and outcome.ids else ids or _ids(outcome),
+        _bodies(outcome),
+        _tunnels(outcome),
     )
 
 
-def _text(record: Mapping[str, object], name: str) -> str:
-    value = record.get(name)
-    if not isinstance(value, str):  # a forged ledger may hold anything
-        return ""
-    return escape(value[:MAX_PATH])
-
-
-def _unescaped(text: str) -> str:
+@lru_cache(maxsize=4096)
+def _path(path: str) -> str:
     """The ledger doubles a backslash; path_of does so again."""
-    return text.replace("\\\\", "\\")
+    return path_of(path.replace("\\\\", "\\")) if path else ""
 
 
-def _number(record: Mapping[str, object], name: str, default: int = 0) -> int:
-    value = record.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else default
-
-
-def _tag(record: Mapping[str, object]) -> str:
-    return _text(record, "ua_tag").rpartition("credgate/")[2]
-
-
-def _creds(record: Mapping[str, object]) -> tuple[Cred, ...]:
+@lru_cache(maxsize=4096)
+def _creds(cred_fp: str, secret: str) -> tuple[Cred, ...]:
     """The credentials by fingerprint and by the secret's name: a mapping may speak of either."""
     found: dict[Cred, None] = {}
-    for field_ in ("cred_fp", "secret"):
-        for name in filter(None, map(str.strip, _text(record, field_).split(","))):
+    for known, field_ in ((1, cred_fp), (0, secret)):
+        for name in filter(None, map(str.strip, field_.split(","))):
             # an HMAC is our own name of it: that no record has it says nothing about whose the records are
-            found[clean(name), int(field_ == "cred_fp" and not name.startswith("hmac:"))] = None
+            found[clean(name), int(known and not name.startswith("hmac:"))] = None
     return tuple(found)
 
 
-def _ids(record: Mapping[str, object]) -> tuple[str, ...]:
-    ids = record.get("ids")
-    if not isinstance(ids, Mapping):
+def _ids(line: Line) -> tuple[str, ...]:
+    if not line.ids:
         return ()
+    # of cf-ray the place of arrival stands behind it in the header alone
+    return tuple(
+        same_id(value.partition("-")[0] if name == "cf-ray" else value)
+        for name, value in line.ids.items()
+        if name not in _NO_IDS and len(value) >= _LEAST_ID
+    )
+
+
+def _bodies(line: Line) -> tuple[Body, ...]:
+    if not line.req_sha256 and not line.resp_sha256:
+        return ()
+    sides = ((1, line.req_sha256, line.req_bytes), (0, line.resp_sha256, line.resp_bytes or 0))
+    return tuple(body for body in sides if _DIGEST.fullmatch(body[1]) and body[2])
+
+
+def _tunnels(line: Line) -> tuple[int, ...]:
     found = []
-    for name, value in ids.items():
-        if name in _NO_IDS or not isinstance(value, str) or len(value) < _LEAST_ID:
-            continue
-        # the ray's place of arrival stands behind it in the header alone
-        found.append(same_id(value.partition("-")[0] if name == "cf-ray" else value))
+    for text in line.tunnels:
+        with contextlib.suppress(Unreadable):  # a forged ledger may hold anything
+            found.append(moment(text))
     return tuple(found)
 
 
-def _date(record: Mapping[str, object], end: int) -> tuple[int, int]:
-    ids = record.get("ids")
-    value = ids.get("date") if isinstance(ids, Mapping) else None
-    if not isinstance(value, str):
-        return 0, 0
+def _date(line: Line, end: int) -> tuple[int, int]:
+    stamp = _stamp(line.ids.get("date", ""))
+    return (stamp + 500_000 - end, 1) if stamp else (0, 0)  # a header's second is cut: half of one is lost in the mean
+
+
+@lru_cache(maxsize=4096)
+def _stamp(value: str) -> int:
     try:
-        stamp = int(parsedate_to_datetime(value).timestamp()) * 1_000_000
+        return int(parsedate_to_datetime(value).timestamp()) * 1_000_000
     except (ValueError, TypeError, OverflowError, IndexError):
-        return 0, 0
-    return stamp + 500_000 - end, 1  # a header's second is cut: half of one is what is lost in the mean
+        return 0

@@ -242,11 +242,11 @@ def _json_lines(opened: Opened, head: bytes) -> Iterator[object]:
 
 def _unwrapped(value: object) -> Iterator[object]:
     """The items of a wrapper's list; anything else is a record itself."""
-    if isinstance(value, dict):
+    # a wrapper has little beside its list; a record that happens to have such a field has more
+    if isinstance(value, dict) and len(value) <= 8 and _RECORD_KEYS.isdisjoint(value):
         for name in WRAPPERS:
             inner = value.get(name)
-            # a wrapper has little beside its list; a record that happens to have such a field has more
-            if isinstance(inner, list) and len(value) <= 8 and not _RECORD_KEYS & value.keys():
+            if isinstance(inner, list):
                 yield from inner
                 return
     yield value

@@ -1,5 +1,6 @@
 """The results as rows for the reports: findings, all records, counts over time. Order is fixed."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +120,7 @@ _COLUMNS = (
 def write_csv(store: Store, path: Path) -> None:
     """One row a request and source, then one a record. No cell begins as a spreadsheet's formula does."""
     ours = (
-        "SELECT 0 AS o, g.g AS p, x.src AS q, 'ledger' AS side, s.source, x.class, k.rank AS severity, x.how "
+        "SELECT g.g AS p, x.src AS q, 'ledger' AS side, s.source, x.class, k.rank AS severity, x.how "
         'AS "join", '
         f"x.note, g.g AS ledger_seq, g.run, {_PLAIN.format('g.t0')} AS time, g.host, g.method, g.path, g.ev AS action, "
         "g.status, g.secret, '' AS file, NULL AS record, NULL AS counterpart_seq, coalesce(f.name, '') AS "
@@ -129,17 +130,27 @@ def write_csv(store: Store, path: Path) -> None:
         "LEFT JOIN tg l ON l.r = x.r LEFT JOIN files f ON f.file = l.file"
     )
     theirs = (
-        "SELECT 1, l.r, l.src, 'target', s.source, x.class, k.rank, x.how, x.note, NULL, '', "
-        f"{_PLAIN.format('l.tt')}, l.host, l.method, l.path, l.action, l.status, '', f.name, l.rec, "
-        f"nullif(x.g, 0), '', "
-        "NULL, l.ip, l.cred, NULL FROM tres x JOIN tg l ON l.r = x.r JOIN sources s ON s.src = l.src "
+        "SELECT l.r AS p, l.src AS q, 'target' AS side, s.source, x.class, k.rank AS severity, x.how AS \"join\", "
+        f"x.note, NULL AS ledger_seq, '' AS run, {_PLAIN.format('l.tt')} AS time, l.host, l.method, l.path, l.action, "
+        "l.status, '' AS secret, f.name AS file, l.rec AS record, nullif(x.g, 0) AS counterpart_seq, "
+        "'' AS counterpart_file, NULL AS counterpart_record, l.ip AS source_address, l.cred AS credential, "
+        "NULL AS late_us FROM tres x JOIN tg l ON l.r = x.r JOIN sources s ON s.src = l.src "
         "JOIN ranks k ON k.class = x.class JOIN files f ON f.file = l.file"
     )
+    _write_rows(store, ours, path, header=True)
+    rest = store.directory / "rest.csv"  # one after the other: both in one sort take twice the memory
+    _write_rows(store, theirs, rest, header=False)
+    with rest.open("rb") as file, path.open("ab") as whole:
+        shutil.copyfileobj(file, whole, 1 << 20)
+    rest.unlink()
+
+
+def _write_rows(store: Store, select: str, path: Path, *, header: bool) -> None:
     cells = ", ".join(_cell(name) for name in _COLUMNS)
     target = str(path).replace("'", "''")
     store.run(
-        f"COPY (SELECT {cells} FROM ({ours} UNION ALL {theirs}) ORDER BY o, p, q) TO '{target}' "
-        "(FORMAT csv, HEADER true, DELIMITER ',', QUOTE '\"', ESCAPE '\"')"
+        f"COPY (SELECT {cells} FROM ({select}) ORDER BY p, q) TO '{target}' "
+        f"(FORMAT csv, HEADER {header}, DELIMITER ',', QUOTE '\"', ESCAPE '\"')"
     )
 
 
