@@ -100,7 +100,7 @@ async def open_session(
         await _forget(parts, spare, listener, path)
         raise
     session.listener, session.spare = listener, spare
-    parts.spares.refill(session)
+    parts.spares.refill(session if ahead is None else None)  # one that waits for its command may wait long
     return session
 
 
