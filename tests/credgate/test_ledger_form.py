@@ -16,6 +16,7 @@ from credgate.ledger.record import LedgerError, Stamp, clean_fields
 from credgate.ledger.report import Status
 from credgate.ledger.verify import verify
 from credgate.ledger.writer import Ledger, SystemCalls
+from tests.credgate.ledger_rig import no_kernel
 
 SEGMENT = "seg-000001.jsonl"
 TEXT = st.text(max_size=40)
@@ -97,6 +98,7 @@ def fdatasync(fd: "int | HasFileno") -> None:
 class Calls(SystemCalls):
     write = staticmethod(write)
     fdatasync = staticmethod(fdatasync)
+    later = staticmethod(no_kernel)
 
 
 @pytest.fixture

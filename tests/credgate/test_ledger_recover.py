@@ -11,6 +11,7 @@ import pytest
 from credgate.ledger.report import Status
 from credgate.ledger.verify import verify
 from credgate.ledger.writer import Ledger, SystemCalls
+from tests.credgate.ledger_rig import no_kernel
 
 SEGMENT = "seg-000001.jsonl"
 TORN = b'{"boot":"half a li'
@@ -56,6 +57,7 @@ class Late(SystemCalls):
 
     write = staticmethod(lambda fd, data: os.write(fd, data))
     fdatasync = staticmethod(lambda fd: os.fsync(fd))
+    later = staticmethod(no_kernel)
 
 
 def _steps(directory: Path, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -27,7 +27,7 @@ from credgate.ledger.settings import Settings
 from credgate.ledger.verify import verify
 from credgate.ledger.writer import Ledger, SystemCalls
 from credgate.paths import PlaceError
-from tests.credgate.ledger_rig import SMALL, by_shell, make, records
+from tests.credgate.ledger_rig import SMALL, by_shell, make, no_kernel, records
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_an_error_where_a_segment_ends_closes_the_ledger_and_the_next_writer_goe
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return getattr(os, call)(*args)
 
-    calls = type("Failing", (SystemCalls,), {call: staticmethod(fail)})
+    calls = type("Failing", (SystemCalls,), {call: staticmethod(fail), "later": staticmethod(no_kernel)})
     ledger = Ledger.open(directory, calls=calls, settings=Settings(max_bytes=900, every_seconds=60))
     for _ in range(4):
         ledger.append("deny")
@@ -184,7 +184,7 @@ def _until(true: object) -> None:
 
 def test_a_checkpoint_is_of_lines_that_are_on_the_disk(directory: Path):
     """The sync comes first; where it fails, nothing is signed and nothing passes."""
-    calls = type("Failing", (SystemCalls,), {"fdatasync": staticmethod(_eio)})
+    calls = type("Failing", (SystemCalls,), {"fdatasync": staticmethod(_eio), "later": staticmethod(no_kernel)})
     ledger = Ledger.open(directory, calls=calls, settings=Settings(every_lines=2, every_seconds=0.05))
     ledger.append("deny")
     _until(lambda: ledger.broken is not None)

@@ -20,6 +20,7 @@ from credgate.ledger.report import Status
 from credgate.ledger.verify import verify
 from credgate.ledger.writer import Ledger, SystemCalls
 from credgate.paths import PlaceError
+from tests.credgate.ledger_rig import no_kernel
 
 SEGMENT = "seg-000001.jsonl"
 
@@ -97,6 +98,7 @@ class NoSync(SystemCalls):
     """For hundreds of ledgers in a row, where what counts is the files' content."""
 
     fdatasync = staticmethod(lambda fd: None)
+    later = staticmethod(no_kernel)
 
 
 def test_torn_tail_at_every_cut_of_the_last_line(directory: Path, monkeypatch: pytest.MonkeyPatch):
@@ -245,7 +247,7 @@ def failing(call: str, error: int, after: int = 0) -> tuple[type[SystemCalls], l
             raise OSError(error, os.strerror(error))
         return real(*args)
 
-    return type("Failing", (SystemCalls,), {call: staticmethod(fail)}), seen
+    return type("Failing", (SystemCalls,), {call: staticmethod(fail), "later": staticmethod(no_kernel)}), seen
 
 
 def refuses_for_ever(ledger: Ledger) -> None:
@@ -347,7 +349,7 @@ def counting() -> tuple[type[SystemCalls], list[int]]:
         time.sleep(0.02)
         os.fdatasync(fd)
 
-    return type("Counting", (SystemCalls,), {"fdatasync": staticmethod(slow)}), seen
+    return type("Counting", (SystemCalls,), {"fdatasync": staticmethod(slow), "later": staticmethod(no_kernel)}), seen
 
 
 def test_callers_at_the_same_time_share_a_sync(directory: Path):

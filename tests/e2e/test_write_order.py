@@ -1,8 +1,8 @@
 """An intent is on the disk before the first byte of its request leaves: by the daemon's own system calls, and by a disk
 that fails.
 
-strace is attached to the daemon that the test itself started. Of its calls three count: a write of an `intent` line, an
-fdatasync of the ledger, and whatever goes out on a connection to the target.
+strace is attached to the daemon that the test itself started. Of its calls three count: a write of an `intent` line, a
+sync of the ledger by the kernel (io_submit to io_getevents), and whatever goes out on a connection to the target.
 """
 
 import contextlib
@@ -53,7 +53,14 @@ for path in ["/echo"] * 5 + ["/echo/free"] * 5:
     answer.read()
     print(path, answer.status, flush=True)
 """
-CALLS = "write,pwrite64,writev,sendto,sendmsg,sendfile,splice,connect,fdatasync,fsync"
+CALLS = "write,pwrite64,writev,sendto,sendmsg,sendfile,splice,connect,fdatasync,fsync,io_submit,io_getevents"
+LEDGER = r"<\S*/ledger/seg-\d+\.jsonl>"
+SUBMITTED = re.compile(
+    rf"io_submit\(.*aio_data=(0x[0-9a-f]+), aio_lio_opcode=IOCB_CMD_FDSYNC, aio_fildes=\d+{LEDGER}.*= 1$"
+)
+ENDED = re.compile(r"io_getevents\(.*\[{data=(0x[0-9a-f]+), [^}]*res=0, .*= 1$")
+# What the kernel says of the sync is written over: mark 1, -EIO.
+FAILED = "io_getevents:poke_exit=@arg4=01000000000000000000000000000000fbffffffffffffff"
 
 
 @contextlib.contextmanager
@@ -75,10 +82,11 @@ def traced(pid: int, out: Path, *more: str) -> Iterator[None]:
 def events(trace: str, port: int) -> str:
     """The calls that count, a letter each: I intent written, F all so far is on the disk, S sent to the target.
 
-    I and F stand where the call returned, S where it began. An fdatasync counts only if no intent was written since
-    it began: what was written meanwhile need not be in it.
+    I and F stand where the call returned, S where it began. A sync counts only if no intent was written since it
+    began: what was written meanwhile need not be in it.
     """
     found: list[str] = []
+    asked: dict[str, int] = {}
     begun: dict[str, tuple[str, int]] = {}
     for line in trace.splitlines():
         thread, _, call = line.partition(" ")
@@ -93,7 +101,9 @@ def events(trace: str, port: int) -> str:
             begun[thread] = (call, at)
         elif re.match(r'write\(\d+<\S*/ledger/seg-\d+\.jsonl>.*\\"ev\\":\\"intent\\"', call):
             found.append("I")
-        elif re.match(r"fdatasync\(\d+<\S*/ledger/seg-\d+\.jsonl>\)\s+= 0", call) and "I" not in found[at:]:
+        elif sync := SUBMITTED.match(call):
+            asked[sync[1]] = at
+        elif (sync := ENDED.match(call)) and "I" not in found[asked[sync[1]] :]:
             found.append("F")
     return "".join(found)
 
@@ -128,13 +138,15 @@ def test_the_intent_is_on_the_disk_before_a_byte_leaves(site: Site, api: Target,
     assert "IS" in found[fifth:], found
 
 
-@pytest.mark.parametrize("fault", ["fdatasync:error=EIO", "write:error=ENOSPC"])
+@pytest.mark.parametrize("fault", ["io_submit,fdatasync:error=EIO", FAILED, "write:error=ENOSPC"])
 def test_with_a_failing_disk_no_byte_leaves(site: Site, api: Target, tmp_path: Path, fault: str) -> None:
     """The target sees no connection, the agent why, and the ledger says nothing that was not so."""
-    inject = ["-P", str(site.state / "ledger/seg-000001.jsonl"), f"--inject={fault}"]
+    inject = [f"--inject={fault}"]
+    if fault.startswith("write"):
+        inject += ["-P", str(site.state / "ledger/seg-000001.jsonl")]
     before = api.connections()
     said = run_traced(site, api, tmp_path / "trace", *inject)
     assert said == [f"{path} 403" for path in ["/echo"] * 5 + ["/echo/free"] * 5]
     assert api.connections() == before
-    assert "(INJECTED)" in (tmp_path / "trace").read_text()
+    assert ("res=-5," if fault == FAILED else "(INJECTED)") in (tmp_path / "trace").read_text()
     assert site.ledger(ev="outcome", status=200) == []

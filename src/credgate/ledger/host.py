@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from credgate.ledger.flushing import KernelSyncs
 from credgate.ledger.record import LedgerError, Stamp
 
 type Clock = Callable[[], Stamp]
@@ -19,6 +20,7 @@ class SystemCalls:
     write = staticmethod(os.write)
     fdatasync = staticmethod(os.fdatasync)
     ftruncate = staticmethod(os.ftruncate)
+    later = staticmethod(KernelSyncs.open)  # syncs that no thread waits for; None: by fdatasync alone
 
 
 def host_clock() -> Clock:

@@ -138,6 +138,23 @@ def last_note(directory: Path) -> Note | None:
     return None
 
 
+def header_fields(*, origin: str, segment: int, tree: Tree, public: bytes) -> dict[str, object]:
+    """What a segment's first line says, for `read_header`."""
+    return {
+        "origin": origin,
+        "segment": segment,
+        "tree_size": tree.size,
+        "root": text_of(tree.root()),
+        "frontier": [text_of(node) for node in tree.nodes],
+        "pubkey": text_of(public),
+    }
+
+
+def text_of(data: bytes) -> str:
+    """A hash or a key as a record says it: base64."""
+    return base64.b64encode(data).decode()
+
+
 def read_header(line: bytes) -> Header | None:
     """What a segment's first line says of the lines before it; None for a line that is no header."""
     try:

@@ -1,9 +1,10 @@
-"""The thread that waits for the disk, and who waits for it: all who ask in one turn of the loop share one sync.
+"""Who waits for the disk: all who ask in one turn of the loop share one sync, the kernel's (`flushing`) or a thread's.
 Where the last one had a single caller the next one begins at once, which is a turn of the loop less; who comes
 meanwhile shares the one behind it.
 
-A thread of our own: the default executor may be full of look-ups that hang. It tells the loop by an eventfd, which
-costs a third of what an executor's future and the loop's own pipe do (measured: 100 us of CPU a sync in all, 175).
+The thread, where the kernel can't, is our own: the default executor may be full of look-ups that hang. It tells the
+loop by an eventfd, which costs a third of what an executor's future and the loop's own pipe do (measured: 100 us of CPU
+a sync in all, 175).
 """
 
 import asyncio
@@ -13,16 +14,24 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from credgate.ledger.flushing import Flushing
 from credgate.ledger.record import LedgerError
 
 
 class Syncing:
-    """Runs `sync`, which raises LedgerError alone. For callers of one event loop at a time."""
+    """For callers of one event loop at a time.
 
-    def __init__(self, sync: Callable[[], None]) -> None:
+    `sync` blocks, and raises LedgerError alone. `by_kernel` makes, of the eventfd that is to tell of it, what has the
+    kernel do the same; None where it can't, and then a thread runs `sync`.
+    """
+
+    def __init__(
+        self, sync: Callable[[], None], by_kernel: Callable[[int], Flushing | None] = lambda _done: None
+    ) -> None:
         self._sync = sync
         self._jobs: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._done = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._kernel = by_kernel(self._done)
         self._error: LedgerError | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -59,10 +68,18 @@ class Syncing:
             return
         self._flying, self._asked = self._asked, []
         self._alone = len(self._flying) == 1
+        if self._begun_by_kernel():
+            return
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="ledger-sync")
             self._thread.start()
         self._jobs.put(True)
+
+    def _begun_by_kernel(self) -> bool:
+        try:
+            return self._kernel is not None and self._kernel.begin()
+        except LedgerError:
+            return False  # `sync` raises the same
 
     def _run(self) -> None:
         while self._jobs.get():
@@ -78,6 +95,8 @@ class Syncing:
 
     def _landed(self) -> None:
         os.eventfd_read(self._done)
+        if self._kernel is not None:
+            self._kernel.land()
         landed, self._flying = self._flying, []
         for future in landed:
             if future.done():  # cancelled
@@ -94,6 +113,9 @@ class Syncing:
         if self._thread is not None:
             self._jobs.put(False)
             self._thread.join()
+        if self._kernel is not None:
+            self._kernel.close()
+            self._kernel = None
         waiting = [*self._flying, *self._asked]
         if self._loop is not None:  # it has the descriptor, which must leave it before it is closed
             with suppress(RuntimeError):  # the loop is closed, and nobody waits

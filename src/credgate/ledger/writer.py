@@ -5,7 +5,6 @@ memory until one of both, so that lines of one moment are one write. No error is
 kernel may have dropped the dirty pages, and the next fsync would say that all is well.
 """
 
-import base64
 import errno
 import logging
 import os
@@ -19,11 +18,13 @@ from credgate.ledger.chain import Head, link
 from credgate.ledger.checkpoints import END, FINAL, Checkpoints, Snapshot, sign_missing_ends
 from credgate.ledger.ending import Ending, Unwritten
 from credgate.ledger.files import RESERVE, segment_name
+from credgate.ledger.flushing import by_kernel
 from credgate.ledger.form import Form
 from credgate.ledger.host import Clock, SystemCalls, host_clock
 from credgate.ledger.note import Note, origin_of
 from credgate.ledger.record import LedgerError, Stamp, clean_fields
 from credgate.ledger.recover import Opened, open_tail, settle
+from credgate.ledger.scan import header_fields, text_of
 from credgate.ledger.settings import Settings
 from credgate.ledger.syncing import Syncing
 from credgate.ledger.tree import leaf_hash
@@ -61,7 +62,7 @@ class Ledger:
         self._closing = False
         self._write_lock = threading.RLock()
         self._sync_lock = threading.Lock()  # where both are held, this one is taken first
-        self._syncing = Syncing(self.sync)
+        self._syncing = Syncing(self.sync, by_kernel(calls.later, self._write_lock, self._out, self._ended))
         self._checkpoints = Checkpoints(
             opened.directory,
             take=self._moment,
@@ -217,14 +218,7 @@ class Ledger:
 
     def _head_segment(self, stamp: Stamp) -> None:
         """Write a segment's first line, which says all that the lines before it come to, and put it on the disk."""
-        fields = {
-            "origin": self._origin,
-            "segment": self._number,
-            "tree_size": self._tree.size,
-            "root": _text(self._tree.root()),
-            "frontier": [_text(node) for node in self._tree.nodes],
-            "pubkey": _text(self._key.public),
-        }
+        fields = header_fields(origin=self._origin, segment=self._number, tree=self._tree, public=self._key.public)
         self._put("checkpoint", clean_fields("checkpoint", fields), stamp)
         try:
             os.fsync(self._file.fd)
@@ -302,7 +296,7 @@ class Ledger:
 
     def _say(self, name: str, state: str, detail: str, note: Note) -> None:
         """Record that a witness takes checkpoints, or doesn't any more. It never holds up or closes anything."""
-        size, root = note.checkpoint.size, _text(note.checkpoint.root)
+        size, root = note.checkpoint.size, text_of(note.checkpoint.root)
         try:
             self.append("checkpoint", witness=name, reason=state, detail=detail, tree_size=size, root=root)
         except LedgerError as error:
@@ -331,9 +325,7 @@ class Ledger:
         """Put all lines so far on the disk; blocks. Raises LedgerError."""
         with self._sync_lock:
             with self._write_lock:
-                self._check()
-                self._flush()
-                target = self._head.seq
+                target, _, _ = self._out()
             if target <= self._synced:
                 return
             try:
@@ -342,6 +334,20 @@ class Ledger:
                 with self._write_lock:
                     raise self._break("sync", error) from error
             self._synced = target
+
+    def _out(self) -> tuple[int, int, int]:
+        """All lines so far are in the file: the last one's number, the file, its segment. The write lock is held."""
+        self._check()
+        self._flush()
+        return self._head.seq, self._file.fd, self._number
+
+    def _ended(self, seq: int, error: OSError | None) -> None:
+        """What came of a sync by the kernel."""
+        with self._write_lock:
+            if error is not None:
+                self._break("sync", error)
+            elif seq > self._synced:
+                self._synced = seq
 
     async def durable(self, seq: int) -> None:
         """Return once line `seq` is on the disk; callers at the same time share one fdatasync. Raises LedgerError."""
@@ -392,7 +398,3 @@ class Ledger:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
