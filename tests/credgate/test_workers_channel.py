@@ -1,6 +1,7 @@
 """The socket between daemon and worker, and what a worker may say: hostile bytes, large packets, a deaf other side."""
 
 import asyncio
+import json
 import os
 import socket
 import struct
@@ -15,13 +16,17 @@ from hypothesis import strategies as st
 
 from credgate.gateway.records import Records
 from credgate.ledger.record import LedgerError
+from credgate.ledger.writer import Ledger
 from credgate.runs import Run
+from credgate.secretvalue import Secret
 from credgate.workers import channel as channels
 from credgate.workers import messages as m
 from credgate.workers.channel import Channel, ChannelError
 from credgate.workers.desk import Desk
 from credgate.workers.knowing import SharedValues
+from credgate.workers.line import Line, fresh
 from credgate.workers.settings import SettingsError, parse_processes
+from rules.grants import Use
 
 FIELDS: m.Fields = {"run": "r1", "reason": "no_rule"}
 
@@ -195,6 +200,7 @@ UNFIT: dict[str, m.Message] = {
     "a proof": m.Record("proof", {"run": "r1"}),
     "an outcome of no intent": m.Record("outcome", {"run": "r1"}),
     "an outcome of another's intent": m.Record("outcome", {"run": "r1", "intent_seq": 7}),
+    "a plain outcome of no intent": m.Ended(7, "192.0.2.1", 200, 0, 0, 1, {}),
     "a tunnel's end": m.Record("tunnel", {"run": "r1", "intent_seq": 7}),
     "counts below nothing": m.Counted("r1", -1, 0),
     "counts of another run": m.Counted("r2", 1, 0),
@@ -241,12 +247,206 @@ def test_claims_for_what_is_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None
         for run, secrets, names in (("r2", {}, []), ("r1", {"other": 1}, []), ("r1", {}, ["no-such-header"])):
             made, lines, said = desk()
             made.runs["r1"].proof = "p"
-            made.take(m.Claim(run, 0, [], 1, 0, secrets, m.Marks(names=names), {"run": run}), [])
+            made.take(m.Claim(0, run, 0, [], 1, 0, secrets, m.Marks(names=names), {"run": run}), [])
             await asyncio.sleep(0)
             assert (lines.lines, said) == ([], ["unfit claim"])
         made, lines, said = desk()
-        made.take(m.Claim("r1", 0, [], 1, 0, {}, m.Marks(names=[]), {"run": "r2", "path": "/a"}), [])
+        made.take(m.Claim(0, "r1", 0, [], 1, 0, {}, m.Marks(names=[]), {"run": "r2", "path": "/a"}), [])
         assert (lines.lines, said) == ([], ["unfit claim"])
+        made, lines, said = desk()
+        made.take(m.Again(3, {}), [])
+        assert (lines.lines, said) == ([], ["unfit claim"])
+
+    asyncio.run(main())
+
+
+class Formed(Lines):
+    """As a ledger of this process: lines of a form, and which of them may wait in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.put_lines: list[tuple[str, dict[str, bytes], bool]] = []
+        self.synced: list[int] = []
+
+    def put(self, form: Any, fill: Callable[[int], dict[str, bytes]], *, held: bool = False) -> int:
+        seq = len(self.put_lines) + 1
+        self.put_lines.append((form.ev, fill(seq), held))
+        return seq
+
+    async def durable(self, seq: int) -> None:
+        await asyncio.sleep(0)
+        self.synced.append(seq)
+
+
+def formed(fetch: Callable[[], str] = lambda: "value-1") -> tuple[Desk, Formed, list[Any]]:
+    """A desk whose run has a binding, and may send what it likes."""
+    made, _, said = desk()
+    lines = Formed()
+
+    async def fetched(_run: Run, name: str) -> Secret:
+        return Secret(name, fetch())
+
+    made.judge = SimpleNamespace(records=Records(lines, SharedValues()), fetch=fetched)  # type: ignore[arg-type, assignment] # as above
+    policy: Any = made.runs["r1"].policy
+    policy.secrets["token"], policy.bindings["token"] = object(), SimpleNamespace(name="token")
+    return made, lines, said
+
+
+def claim(ask: int, kind: int = 0, bindings: tuple[str, ...] = ("token",), generation: int = 0) -> m.Claim:
+    marks = m.Marks(names=[])
+    return m.Claim(
+        kind, "r1", generation, list(bindings), 9, 0, {"token": 1}, marks, {"run": "r1", "path": "/a"}, ask=ask
+    )
+
+
+def free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("credgate.workers.desk.standing.closed", lambda *_: None)
+    monkeypatch.setattr("credgate.workers.desk.standing.charge", lambda *_: None)
+
+
+async def some_turns() -> None:
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
+def test_claims_of_one_packet_share_a_sync_and_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch)
+
+    async def main() -> None:
+        made, lines, said = formed()
+        for message in (claim(1), m.Again(0, {"token": 1}, ask=2), m.Again(0, {"token": 1}, ask=3)):
+            made.take(message, [])
+        await some_turns()
+        assert (said, lines.synced) == ([], [])  # nothing may go while more may come
+        made.taken()
+        made.take(m.Again(0, {"token": 1}, ask=4), [])
+        made.taken()
+        await some_turns()
+        assert said == [m.Passed([1, 2, 3], [1, 2, 3]), m.Passed([4], [4])]
+        assert lines.synced == [3, 4]
+        assert made.open == dict.fromkeys((1, 2, 3, 4), "r1") and made.requests == 4
+        assert [(ev, words["path"], held) for ev, words, held in lines.put_lines] == [
+            ("intent", b'"path":"/a",', True)
+        ] * 4
+
+    asyncio.run(main())
+
+
+def test_a_secret_is_looked_at_once_for_each_packet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is in one was asked before it was read: a value that was set before a request was sent counts for it."""
+    free(monkeypatch)
+
+    async def main() -> None:
+        looks, value = [], "value-1"
+
+        def look() -> str:
+            looks.append(value)
+            return value
+
+        made, lines, said = formed(look)
+        made.take(claim(1), [])
+        made.take(m.Again(0, {"token": 1}, ask=2), [])
+        made.taken()
+        assert len(looks) == 1
+        value = "value-2"
+        made.take(m.Again(0, {"token": 1}, ask=3), [])
+        made.taken()
+        await some_turns()
+        assert len(looks) == 2 and len(lines.put_lines) == 2
+        assert m.Stale([m.Given("token", "value-2", 2)], ask=3) in said
+
+    asyncio.run(main())
+
+
+def test_a_kind_of_another_policy_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch)
+
+    async def main() -> None:
+        made, lines, said = formed()
+        made.take(claim(1), [])
+        made.runs["r1"].generation = 1
+        made.take(m.Again(0, {"token": 1}, ask=2), [])
+        made.take(claim(3, bindings=("gone",)), [])  # by the policy before: what it names need not be there
+        made.take(m.Again(0, {"token": 1}, ask=4), [])
+        assert [(answer.ask, answer.reason) for answer in said] == [(ask, "revoked") for ask in (2, 3, 4)]
+        made.take(claim(5, generation=1), [])
+        made.taken()
+        await some_turns()
+        assert said[-1] == m.Passed([1, 5], [1, 2]) and len(lines.put_lines) == 2
+
+    asyncio.run(main())
+
+
+def test_outcomes_of_one_packet_share_a_write() -> None:
+    made, lines, said = formed()
+    made.open = {1: "r1", 2: "r1", 3: "r1"}
+    for seq in (1, 2):
+        made.take(m.Ended(seq, "192.0.2.1", 200, 1, 2, 3, {"x-request-id": "a"}), [])
+    assert lines.put_lines == []
+    made.taken()
+    assert [(ev, words["intent_seq"], held) for ev, words, held in lines.put_lines] == [
+        ("outcome", b'"intent_seq":1,', True),
+        ("outcome", b'"intent_seq":2,', False),
+    ]
+    words = lines.put_lines[0][1]
+    assert (words["status"], words["ids"]) == (b'"status":200,', b'"ids":{"x-request-id":"a"},')
+    made.take(m.Ended(2, "192.0.2.1", 200, 0, 0, 0, {}), [])
+    made.take(m.Ended(3, "192.0.2.1", 200, 0, 0, 0, {str(number): "x" for number in range(99)}), [])
+    made.taken()
+    assert said == ["unfit Ended"] * 2 and made.open == {3: "r1"} and len(lines.put_lines) == 2
+
+
+def test_an_outcome_is_the_line_that_the_daemon_itself_would_write(tmp_path: Path) -> None:
+    ids, counts = {"x-request-id": 'a"b\\c\x7f'}, {"ms": 7, "req_bytes": 0, "resp_bytes": 12, "status": 0}
+    with Ledger.open(tmp_path / "ledger") as ledger:
+        seq = ledger.append("intent", run="r1", path="/a")
+        Records(ledger, SharedValues()).ended("r1", "192.0.2.1", {"intent_seq": seq, **counts}, ids, held=False)
+        told = {**counts, "status": None, "intent_seq": seq}
+        ledger.append("outcome", run="r1", pin="192.0.2.1", ids=ids, **told)
+    lines = [
+        json.loads(line) for path in (tmp_path / "ledger").glob("seg-*.jsonl") for line in path.read_text().splitlines()
+    ]
+    one, other = (
+        {name: value for name, value in line.items() if name not in ("hash", "prev", "seq", "ts", "mono_ns")}
+        for line in lines
+        if line["ev"] == "outcome"
+    )
+    assert one == other and one["ids"]["x-request-id"].startswith("a")
+
+
+def test_a_worker_repeats_what_the_daemon_still_knows() -> None:
+    """Numbers go round: what had one before has to be said anew."""
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        line, said = Line(ours, lambda *_: None, lambda _: None), list[m.Message]()
+
+        async def ask(make: Callable[[int], m.Message], _claimed: object = None) -> m.Message:
+            said.append(make(1))
+            return m.Noted(7)
+
+        line._ask = ask  # type: ignore[assignment, method-assign] # what would go to the daemon
+        fresh.set(set())
+        run: Any = SimpleNamespace(id="r1", generation=0)
+        sent: list[Any] = [SimpleNamespace() for _ in range(m.KINDS + 1)]
+        rest: dict[str, Any] = {"secrets": frozenset(), "marks": m.Marks(names=[]), "fields": {}}
+
+        async def once(one: Any, key: tuple[object, ...] = ("key",)) -> str:
+            if await line.again(run, one, key) is None:
+                await line.claim(run, one, key, use=Use(), **rest)
+            return type(said[-1]).__name__
+
+        assert [await once(one) for one in sent] == ["Claim"] * len(sent)
+        assert [await once(sent[-1]), await once(sent[1])] == ["Again", "Again"]
+        assert await once(sent[0]) == "Claim"  # its number is another's by now
+        assert await once(sent[1]) == "Claim"  # and it took this one's
+        assert await once(sent[-1], ("another",)) == "Claim"  # another way, another line
+        numbers = [message.kind for message in said if isinstance(message, m.Claim)]
+        assert max(numbers) == m.KINDS - 1 and len(line._known) == m.KINDS - 1  # one of them twice
+        line.forget("r1")
+        assert await once(sent[-1]) == "Claim" and len(line._known) == 1
+        line.channel.end("over")
+        theirs.close()
 
     asyncio.run(main())
 

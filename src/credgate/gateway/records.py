@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from credgate.gateway.digests import digests_of
 from credgate.gateway.exchange import ClientState, Exchange
 from credgate.gateway.floods import WINDOW, Fields, Floods
+from credgate.gateway.ledgers import Appends, TakesEnds, TakesForms
 from credgate.gateway.refusal import Refusal
 from credgate.known import KnownValues
 from credgate.ledger.form import Form, fragment
@@ -26,34 +27,13 @@ if TYPE_CHECKING:
 _MOST_FORMS = 1024
 _OWN_WORDS = ("method", "path", "query_names")  # of an intent, what differs from one request to the next
 _COUNTED = ("ids", "intent_seq", "ms", "req_bytes", "resp_bytes", "status")  # likewise of an outcome
-_PLAIN_OUTCOME = frozenset({"run", "pin", *_COUNTED})
 logger = logging.getLogger(__name__)
 
 # Refusals that mean more than a wrong request: something in the jail tries what it was lent where it does not belong.
 ALARMING = frozenset({Reason.PLACEHOLDER_MISPLACED, Reason.SECRET_MISPLACED})
 
 
-class Appends(Protocol):
-    """What of a ledger is asked for here, be it one of this process or of another."""
-
-    def append(
-        self, ev: str, numbered: Callable[[int], Mapping[str, object]] | None = None, /, **fields: object
-    ) -> int:
-        """As Ledger.append."""
-        ...
-
-    async def durable(self, seq: int, /) -> None:
-        """As Ledger.durable."""
-        ...
-
-
-@runtime_checkable
-class TakesForms(Protocol):
-    """A ledger of this process."""
-
-    def put(self, form: Form, fill: Callable[[int], Mapping[str, bytes]], *, held: bool = False) -> int:
-        """As Ledger.put."""
-        ...
+type Claimed = tuple[Form, Mapping[str, bytes]]
 
 
 class Records:
@@ -64,6 +44,7 @@ class Records:
         self._known = known
         # one that stands in another process takes plain fields
         self._forms = ledger if isinstance(ledger, TakesForms) else None
+        self._ends = ledger if isinstance(ledger, TakesEnds) else None
         self._known_forms: dict[tuple[object, ...], Form] = {}
         self._floods = Floods() if floods is None else floods
         self._sweeping: asyncio.TimerHandle | None = None
@@ -88,28 +69,42 @@ class Records:
         """The line but for its number, the same for each sending of the same head on the same way: a form that requests
         of one kind share, and the words of this one.
         """
-        key = (state.run.proof, _pin(exchange), "" if exchange.target is None else exchange.target.note)
+        key = (state.run.proof, pin_of(exchange), "" if exchange.target is None else exchange.target.note)
         if sent.form is None or sent.form[0] != key:
             fields = self.intent_fields(state, exchange, tuple(sent.names), tuple(sent.names.values()))
             sent.form = (key, *self._split("intent", fields, _OWN_WORDS, ("ids", "ua_tag")))
         return sent.form[1:]
 
-    def claimed(self, fields: Mapping[str, object], marks: Marks, *, held: bool) -> int:
-        """As intent, of a request that another process of the gateway sends; `fields` as intent_fields gives them.
+    def claim(self, fields: Mapping[str, object]) -> "Claimed":
+        """What intents of another process of the gateway share; `fields` as intent_fields gives them.
 
         Raises TypeError for a field that no intent has.
         """
+        return self._split("intent", fields, _OWN_WORDS, ("ids", "ua_tag"))
+
+    def claimed(self, claim: "Claimed", marks: Marks, *, held: bool) -> int:
+        """As intent, of a request that another process of the gateway sends."""
+        form, words = claim
+        return self._own.put(form, lambda seq: {**words, **_numbered(marks, seq)}, held=held)
+
+    def ended(self, run: str, pin: str, counts: Mapping[str, int], ids: Mapping[str, str], *, held: bool) -> int:
+        """As outcome, of a request that another process of the gateway sent and that went as it should.
+
+        `counts`: none below 0, by the names of _COUNTED but `ids`. Raises TypeError for too many ids. `held`: the line
+        may be in memory until the next one that isn't, or a sync.
+        """
+        form = self._form("outcome", {"run": run, "pin": pin}, _COUNTED)
+        words = {name: b'"%b":%d,' % (name.encode(), count) for name, count in counts.items()}
+        words["ids"] = fragment("ids", clean_fields("outcome", {"ids": ids})["ids"]) if ids else b""
+        if not counts["status"]:
+            words["status"] = b""
+        return self._own.put(form, lambda _seq: words, held=held)
+
+    @property
+    def _own(self) -> TakesForms:
         if self._forms is None:
             raise RuntimeError("a ledger of another process")
-        form, words = self._split("intent", fields, _OWN_WORDS, ("ids", "ua_tag"))
-        return self._forms.put(form, lambda seq: {**words, **_numbered(marks, seq)}, held=held)
-
-    def told(self, ev: str, fields: Mapping[str, object]) -> int:
-        """A line of another process of the gateway; most are outcomes of requests that went as they should."""
-        if self._forms is None or ev != "outcome" or not fields.keys() <= _PLAIN_OUTCOME:
-            return self.ledger.append(ev, **fields)
-        form, words = self._split(ev, fields, _COUNTED)
-        return self._forms.put(form, lambda _seq: words)
+        return self._forms
 
     def _split(
         self, ev: str, fields: Mapping[str, object], own: tuple[str, ...], more: tuple[str, ...] = ()
@@ -146,7 +141,7 @@ class Records:
             "binding": ",".join(bindings),
             "secret": ",".join(secrets),
             "cred_fp": exchange.cred_fp,
-            "pin": _pin(exchange),
+            "pin": pin_of(exchange),
             "detail": "" if exchange.target is None else exchange.target.note,
         }
 
@@ -163,10 +158,13 @@ class Records:
         if reason in ALARMING:
             state.run.alarm(reason.value, detail)
         more = _outcome_words(exchange, reason, detail)
+        if self._ends is not None and not any(more.values()):
+            self._ends.ended(state.run, exchange, pin_of(exchange))
+            return
         if self._forms is None or any(more.values()):
             self._ended(state, exchange, more)
             return
-        form = self._form("outcome", {"run": state.run.id, "pin": _pin(exchange)}, _COUNTED)
+        form = self._form("outcome", {"run": state.run.id, "pin": pin_of(exchange)}, _COUNTED)
         self._forms.put(form, lambda _seq: _counted(exchange))
 
     def _ended(self, state: ClientState, exchange: Exchange, more: dict[str, object]) -> None:
@@ -174,7 +172,7 @@ class Records:
             "outcome",
             run=state.run.id,
             intent_seq=exchange.intent_seq,
-            pin=_pin(exchange),
+            pin=pin_of(exchange),
             status=exchange.status or None,
             req_bytes=exchange.req_bytes,
             resp_bytes=exchange.resp_bytes,
@@ -329,7 +327,8 @@ def _clean(table: Table, value: object) -> object:
     return tuple(_clean(table, one) for one in value) if isinstance(value, tuple) else value
 
 
-def _pin(exchange: Exchange) -> str:
+def pin_of(exchange: Exchange) -> str:
+    """What the ledger says of the address that it goes to."""
     return exchange.pin if exchange.target is None else exchange.target.pin(exchange.pin)
 
 

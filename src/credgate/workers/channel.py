@@ -25,6 +25,7 @@ _ROOM = socket.CMSG_SPACE(MAX_FDS * 4)
 _LENGTH = struct.Struct("<I")
 _MEMFD = _LENGTH.pack(0xFFFF_FFFF)  # the packet's last descriptor holds what it would have
 _PACKETS = 64  # read before others of the loop have their turn
+_SMALL = 32 << 10  # bytes: behind a packet below this there is seldom another one, and a read that finds none costs too
 LATER = 0.005  # seconds
 GONE = "it is gone"
 PATIENCE = 10.0  # seconds that the other side may leave a full socket unread, or a question unanswered
@@ -35,7 +36,10 @@ class ChannelError(CredgateError):
 
 
 class Channel:
-    """`take` gets each message with its descriptors, which are its to close; `ended` is called once, with a reason."""
+    """`take` gets each message with its descriptors, which are its to close; `ended` is called once, with a reason.
+
+    `taken`, where there is one, is called behind the last message of each packet.
+    """
 
     def __init__(
         self,
@@ -51,11 +55,13 @@ class Channel:
         self._sock, self._decoder, self._take, self._on_end = sock, decoder, take, ended
         self._loop = asyncio.get_running_loop()
         self._out: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self.taken: Callable[[], None] = _nothing
         self._due = self._blocked = self.over = False
         self._timer: asyncio.TimerHandle | None = None
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._next = 0
         self._buffer = bytearray(PACKET + _LENGTH.size)
+        self._size = 0  # of the last packet
         self._loop.add_reader(sock, self._readable)
 
     # -- sending ------------------------------------------------------------------------------------------------------
@@ -181,7 +187,7 @@ class Channel:
 
     def _readable(self) -> None:
         for _ in range(_PACKETS):
-            if self.over or not self._receive():
+            if self.over or not self._receive() or self._size < _SMALL:
                 return
 
     def _receive(self) -> bool:
@@ -192,7 +198,7 @@ class Channel:
         except OSError as error:
             self.end(error.strerror or "its socket failed")
             return False
-        fds = _descriptors(ancillary)
+        self._size, fds = size, _descriptors(ancillary) if ancillary else []
         if not size:
             self.end(GONE)
             return False
@@ -223,9 +229,10 @@ class Channel:
             except msgspec.MsgspecError as error:
                 _close(fds)
                 self.end(f"it said what it may not: {error}"[:200])
-                return
+                break
             self._take(message, fds)
             fds = []
+        self.taken()
 
     def drain(self) -> None:
         """Read what a process that has ended had sent before."""
@@ -253,6 +260,10 @@ class Channel:
                 future.set_exception(ChannelError("worker_gone", f"the other process: {why}"))
                 future.exception()  # marks it as seen: nobody may be waiting
         self._on_end(why)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _rights(fds: tuple[int, ...]) -> list[tuple[int, int, "array.array[int]"]]:

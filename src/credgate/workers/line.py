@@ -4,8 +4,10 @@ import logging
 import socket
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
+from credgate.gateway.prepared import Sent
 from credgate.ledger.record import LedgerError
 from credgate.runs import Run
 from credgate.secretvalue import Secret, SecretUnavailable
@@ -27,6 +29,17 @@ class StaleSecrets(Exception):
     """A request was rewritten with values that count no more; the new ones are known by now."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """A claim that the daemon knows but for what differs. `key`: what decides it beside the request that is sent."""
+
+    number: int
+    run: str
+    sent: Sent = field(repr=False)
+    key: tuple[object, ...]
+    secrets: frozenset[str]
+
+
 class Line:
     """Questions to the daemon, and the values of secrets as it gave them last."""
 
@@ -36,6 +49,9 @@ class Line:
         self._values: dict[tuple[str, str], m.Given] = {}
         self._said: dict[str, tuple[int, int]] = {}  # refusals and bytes of a run that the daemon knows of
         self._claimed: dict[int, Run] = {}  # by the question's number
+        self._kinds: list[_Kind | None] = [None] * m.KINDS
+        self._known: dict[int, _Kind] = {}  # the same by the identity of what is sent
+        self._oldest = 0
 
     # -- secrets ------------------------------------------------------------------------------------------------------
 
@@ -66,23 +82,58 @@ class Line:
         for key in [key for key in self._values if key[0] == run_id]:
             del self._values[key]
         self._said.pop(run_id, None)
+        self._kinds = [None if kind is not None and kind.run == run_id else kind for kind in self._kinds]
+        self._known = {id(kind.sent): kind for kind in self._known.values() if kind.run != run_id}
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    async def claim(self, run: Run, use: Use, secrets: frozenset[str], marks: m.Marks, fields: m.Fields) -> int | Deny:
+    async def again(self, run: Run, sent: Sent, key: tuple[object, ...]) -> int | Deny | None:
+        """As claim, of a request that was claimed before with the same `sent` and `key`; None: there was none."""
+        kind = self._known.get(id(sent))
+        if kind is None or kind.sent is not sent or kind.key != key:
+            return None
+        versions = self._versions(run, kind.secrets)
+        return self._verdict(run, await self._ask(lambda ask: m.Again(kind.number, versions, ask=ask), run))
+
+    async def claim(
+        self,
+        run: Run,
+        sent: Sent,
+        key: tuple[object, ...],
+        *,
+        use: Use,
+        secrets: frozenset[str],
+        marks: m.Marks,
+        fields: m.Fields,
+    ) -> int | Deny:
         """The number of a request's intent once it may go, or why it may not.
 
         Raises StaleSecrets, SecretUnavailable, LedgerError.
         """
-        got = fresh.get()
-        versions = {name: self._values[run.id, name].version for name in secrets - got}
-        bindings = [binding.name for binding in use.bindings]
+        kind, bindings = self._learn(run, sent, key, secrets), [binding.name for binding in use.bindings]
+        versions = self._versions(run, secrets)
         answer = await self._ask(
             lambda ask: m.Claim(
-                run.id, run.generation, bindings, use.head, use.promised, versions, marks, fields, ask=ask
+                kind, run.id, run.generation, bindings, use.head, use.promised, versions, marks, fields, ask=ask
             ),
             run,
         )
+        return self._verdict(run, answer)
+
+    def _learn(self, run: Run, sent: Sent, key: tuple[object, ...], secrets: frozenset[str]) -> int:
+        """A number for a kind of claims, in the place of the one that was learnt first."""
+        number, old = self._oldest, self._kinds[self._oldest]
+        self._oldest = (number + 1) % m.KINDS
+        if old is not None and self._known.get(id(old.sent)) is old:
+            del self._known[id(old.sent)]
+        kind = _Kind(number=number, run=run.id, sent=sent, key=key, secrets=secrets)
+        self._kinds[number] = self._known[id(sent)] = kind
+        return number
+
+    def _versions(self, run: Run, secrets: frozenset[str]) -> dict[str, int]:
+        return {name: self._values[run.id, name].version for name in secrets - fresh.get()}
+
+    def _verdict(self, run: Run, answer: Any) -> int | Deny:
         match answer:
             case m.Noted(seq=seq):
                 return seq
@@ -117,7 +168,15 @@ class Line:
         return answer
 
     def answered(self, answer: m.Message) -> None:
-        """Give an answer to who waits for it. Where nobody does any more, the intent that came of it is closed."""
+        """Give an answer to who waits for it, or each of several."""
+        if isinstance(answer, m.Passed):
+            for ask, seq in zip(answer.asks, answer.seqs, strict=True):
+                self._answered(m.Noted(seq, ask=ask))
+        else:
+            self._answered(answer)
+
+    def _answered(self, answer: m.Message) -> None:
+        """Where nobody waits for it any more, the intent that came of it is closed."""
         run = self._claimed.pop(answer.ask, None)
         if not self.channel.answered(answer) and isinstance(answer, m.Noted) and run is not None:
             self.post("outcome", {"run": run.id, "intent_seq": answer.seq, "detail": "broken off before it was sent"})
@@ -130,6 +189,12 @@ class Line:
         if run is not None:
             self.counted(run)
         self.channel.add(m.Record(ev, fields))
+
+    def ended(self, ended: m.Ended, run: Run) -> None:
+        """Have the outcome of a request written, a moment later. Raises LedgerError."""
+        self._check()
+        self.counted(run)
+        self.channel.add(ended)
 
     def push(self, message: m.Message, run: Run | None = None) -> None:
         """Say something that the daemon has when this returns, whatever becomes of this process. Raises LedgerError."""

@@ -193,7 +193,7 @@ class Process:
                 worker.known.take((message.name, message.value, message.basic))
             case m.Broken():
                 self._line.broken = LedgerError(message.code, message.detail, message.hint)
-            case m.Given() | m.Noted() | m.Refused() | m.Stale() | m.Failed():
+            case m.Passed() | m.Given() | m.Noted() | m.Refused() | m.Stale() | m.Failed():
                 self._line.answered(message)
             case m.Ping():
                 self._done(message)

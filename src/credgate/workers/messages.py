@@ -3,12 +3,16 @@
 What a worker says is read as plain data of these shapes and nothing else: a worker speaks with the outside world.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 type Value = str | int | list[str] | dict[str, str] | None
 type Fields = dict[str, Value]  # of a ledger line
+type Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+KINDS = 256  # of claims that a worker may have repeated
+type Kind = Annotated[int, msgspec.Meta(ge=0, lt=KINDS)]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -92,6 +96,13 @@ class Noted(Message, tag="noted", frozen=True):
     seq: int
 
 
+class Passed(Message, tag="passed", frozen=True):
+    """As Noted, of several: the questions' numbers and, in the same order, the lines'."""
+
+    asks: list[int]
+    seqs: list[int]
+
+
 class Refused(Message, tag="refused", frozen=True):
     """The request may not go, and no line was written: a Deny's fields."""
 
@@ -156,9 +167,11 @@ class Marks(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 class Claim(Message, tag="claim", frozen=True):
     """Asks to send one request, by the policy of `generation`: spend it, write its intent, say its number.
 
-    `secrets`: the versions that are in it, by name, but for those that were fetched for it.
+    `secrets`: the versions that are in it, by name, but for those that were fetched for it. All else is what `kind`
+    stands for from here on, in the place of what it stood for before.
     """
 
+    kind: Kind
     run: str
     generation: int
     bindings: list[str]
@@ -167,6 +180,25 @@ class Claim(Message, tag="claim", frozen=True):
     secrets: dict[str, int]
     marks: Marks
     fields: Fields
+
+
+class Again(Message, tag="again", frozen=True):
+    """Claims one more request of a kind."""
+
+    kind: Kind
+    secrets: dict[str, int]
+
+
+class Ended(Message, tag="ended", frozen=True):
+    """The outcome of a request that went as it should, by the line of its intent. Status 0: there is none."""
+
+    seq: Count
+    pin: str
+    status: Count
+    req_bytes: Count
+    resp_bytes: Count
+    ms: Count
+    ids: dict[str, str]
 
 
 class Record(Message, tag="record", frozen=True):
@@ -207,9 +239,24 @@ class Alarm(Message, tag="alarm", frozen=True):
 
 
 type FromDaemon = (
-    Setup | Begin | Swap | State | Cut | End | Known | Broken | Given | Noted | Refused | Stale | Failed | Ping | Stop
+    Setup
+    | Begin
+    | Swap
+    | State
+    | Cut
+    | End
+    | Known
+    | Broken
+    | Given
+    | Noted
+    | Passed
+    | Refused
+    | Stale
+    | Failed
+    | Ping
+    | Stop
 )
-type FromWorker = Ready | Done | Fetch | Claim | Record | Held | Counted | Doubt | Alarm | Known
+type FromWorker = Ready | Done | Fetch | Claim | Again | Ended | Record | Held | Counted | Doubt | Alarm | Known
 
 encode = msgspec.msgpack.Encoder().encode
 for_worker: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromDaemon.__value__)

@@ -234,6 +234,7 @@ class Workers:
                 process.kill()
 
         desk.channel = Channel(ours, m.for_daemon, desk.take, ended, _MOST)
+        desk.channel.taken = desk.taken
         worker = _Live(slot=slot, process=process, desk=desk, channel=desk.channel)
         return worker
 

@@ -8,7 +8,7 @@ from credgate.gateway.clientcert import certificate_of
 from credgate.gateway.exchange import ClientState, Exchange, Key
 from credgate.gateway.floods import Fields, Floods
 from credgate.gateway.judge import Judge, over
-from credgate.gateway.records import Records
+from credgate.gateway.records import Records, pin_of
 from credgate.gateway.waiting import BodyWanted
 from credgate.known import KnownValues
 from credgate.minting.jailcall import LocalAnswer
@@ -44,6 +44,19 @@ class RemoteLedger:
         else:
             self._line.push(m.Record(ev, plain), run)
         return 0
+
+    def ended(self, run: Run, exchange: Exchange, pin: str) -> None:
+        """Have the outcome of a request that went as it should written, a moment later. Raises LedgerError."""
+        ended = m.Ended(
+            exchange.intent_seq,
+            pin,
+            exchange.status,
+            exchange.req_bytes,
+            exchange.resp_bytes,
+            exchange.ms,
+            exchange.ids,
+        )
+        self._line.ended(ended, run)
 
     async def durable(self, _seq: int) -> None:
         """Never called: a claim's answer says that its line is on the disk."""
@@ -128,15 +141,34 @@ class RemoteJudge(Judge):
         closed = over(state, use)
         if closed is not None:
             return closed
-        fields = self.records.intent_fields(state, exchange, tuple(bindings), tuple(bindings.values()))
-        sent = m.Marks(names=[name.value for name in marks.names], client_key=marks.client_key)
-        secrets = frozenset(bindings.values()) | _of_connection(exchange)
-        claimed = await self.line.claim(state.run, use, secrets, sent, _plain(fields))
+        claimed = await self._claim(state, exchange, marks, bindings, use)
         if isinstance(claimed, Deny):
             return claimed
         exchange.intent_seq = claimed
         state.exchanges.add(exchange)
         return over(state, use)
+
+    async def _claim(
+        self, state: ClientState, exchange: Exchange, marks: Marks, bindings: Mapping[str, str], use: Use
+    ) -> int | Deny:
+        """The line of a request's intent, or why it may not go."""
+        run, sent = state.run, exchange.sent
+        if sent is None:
+            raise RuntimeError("claimed before it was rewritten")
+        # what decides the line beside the request itself, as of the daemon's own requests: see Records
+        key = (run.generation, run.proof, pin_of(exchange), "" if exchange.target is None else exchange.target.note)
+        claimed = await self.line.again(run, sent, key)
+        if claimed is not None:
+            return claimed
+        return await self.line.claim(
+            run,
+            sent,
+            key,
+            use=use,
+            secrets=frozenset(bindings.values()) | _of_connection(exchange),
+            marks=m.Marks(names=[name.value for name in marks.names], client_key=marks.client_key),
+            fields=_plain(self.records.intent_fields(state, exchange, tuple(bindings), tuple(bindings.values()))),
+        )
 
 
 def _of_connection(exchange: Exchange) -> frozenset[str]:
