@@ -152,7 +152,9 @@ def test_both_serve_and_judge_alike(tmp_path: Path) -> None:
 )
 def test_bounds_are_exact_over_both(binding: str, role: str, passes: int, reason: str, tmp_path: Path) -> None:
     async def body(r: Rig) -> None:
-        some = await clients(r, 8)
+        alone = "bytes_out" in role
+        # by turns, as no busy machine would share them out by itself
+        some = await clients(r, 8) if alone else [await served_by(r, number % 2) for number in range(8)]
         assert r.gateway.processes()["workers_died"] == 0
 
         async def ask(client: Client) -> list[str]:
@@ -163,7 +165,7 @@ def test_bounds_are_exact_over_both(binding: str, role: str, passes: int, reason
         assert found == Counter([""] * passes + [reason] * (32 - passes))
         assert len(r.good.seen) == passes
         shares = [int(str(row["connections"])) for row in pool(r).rows()]
-        assert (shares == [8, 0]) if "bytes_out" in role else (min(shares) >= 2)
+        assert shares == ([8, 0] if alone else [4, 4])
 
     two(tmp_path, body, bounded(binding, role))
 
