@@ -4,6 +4,8 @@
 
 build_front() {
     if [ ! -w .venv/bin ]; then return; fi
-    if is_root && ! type -P cc >/dev/null && type -P apt-get >/dev/null; then (apt_install gcc libc6-dev) || true; fi
+    if .venv/bin/python -I -m credgate.buildfront 2>/dev/null; then return; fi
+    # Also where there is a compiler: Debian's gcc comes without libc's headers where recommended packages are left out.
+    if is_root && type -P apt-get >/dev/null; then (apt_install gcc libc6-dev) || true; fi
     .venv/bin/python -I -m credgate.buildfront || warn "each launch starts an interpreter"
 }

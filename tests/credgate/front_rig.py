@@ -16,7 +16,7 @@ from jail import fdpass
 
 UID = 65534 if os.geteuid() == 0 else os.geteuid()
 PYTHON = 77  # the stand-in's status; it prints its arguments
-SANITIZED = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+SANITIZED = ("-Werror", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 COMPLAINT = 99
 
 
