@@ -37,6 +37,19 @@ async def _share() -> None:
         syncing.stop()
 
 
+def test_another_loop_waits_from_where_it_asks() -> None:
+    disk = Disk()
+    syncing = Syncing(disk.sync)
+    for count in range(1, 4):  # each loop is closed, and its registration gone with it
+        asyncio.run(_ask(syncing))
+        assert disk.count == count
+    syncing.stop()
+
+
+async def _ask(syncing: Syncing) -> None:
+    await syncing.ask()
+
+
 def test_behind_a_sync_of_one_caller_the_next_begins_at_once() -> None:
     asyncio.run(_follow())
 

@@ -12,7 +12,7 @@ from mitmproxy.http import Headers, HTTPFlow
 from credgate.gateway import standing
 from credgate.gateway.capture import Fingerprints, marks_of
 from credgate.gateway.cleaning import is_wanted, plainly
-from credgate.gateway.clientcert import Identities, Identity, certificate_of
+from credgate.gateway.clientcert import Identities, Identity
 from credgate.gateway.decoded import Undecodable, decoded
 from credgate.gateway.dial import Dialler
 from credgate.gateway.digests import Digests
@@ -147,7 +147,9 @@ class Judge:
     ) -> Outgoing | Deny:
         """What to send of a request that is allowed, its intent written down."""
         request, allow, run = ready.request, ready.allow, state.run
-        target = await self._target(state, allow, request, connected)
+        shown = None if ready.shows is None else self.identities.of(await self.fetch(run, ready.shows.secret))
+        open_to = _at_hand(state, allow, request, connected, shown)
+        target = open_to or await self._target(state, allow, request, connected, shown)
         if isinstance(target, Deny):
             return target
         exchange.allow = allow if allow.sent is None else replace(allow, sent=None)  # it may hold the body, as above
@@ -211,13 +213,13 @@ class Judge:
         return verdict if isinstance(verdict, Deny) else (whole, verdict)
 
     async def _target(
-        self, state: ClientState, allow: Allow, request: Request, connected: frozenset[Key]
+        self,
+        state: ClientState,
+        allow: Allow,
+        request: Request,
+        connected: frozenset[Key],
+        shown: Identity | None,
     ) -> Target | Deny:
-        shown = await self._certificate(state.run, allow)
-        for known in state.targets.values():
-            same = known.endpoint is allow.endpoint or known.endpoint == allow.endpoint
-            if known.key in connected and same and known.host == request.host and known.client == shown:
-                return known
         secret = await self._proxy_secret(state.run, allow)
         target = await self.dialler.target(allow.endpoint, request.host, state.run.lookups, secret)
         if isinstance(target, Target):
@@ -226,10 +228,6 @@ class Judge:
                 state.targets = {key: kept for key, kept in state.targets.items() if key in connected}
             state.targets[target.key] = target
         return target
-
-    async def _certificate(self, run: Run, allow: Allow) -> Identity | None:
-        binding = certificate_of(allow)
-        return None if binding is None else self.identities.of(await self.fetch(run, binding.secret))
 
     async def _proxy_secret(self, run: Run, allow: Allow) -> Secret | None:
         proxy = allow.endpoint.proxy
@@ -256,7 +254,10 @@ class Judge:
             size = len(ready.request.body or b"")
             bound = await _aside(size, lambda: injected(ready.request, ready.allow, run.decoys))
             ready.bound = bound
-        fetched = {name: await self.fetch(run, name) for name in dict.fromkeys(b.secret for b in bound)}
+        fetched: dict[str, Secret] = {}
+        for binding in bound:
+            if binding.secret not in fetched:
+                fetched[binding.secret] = await self.fetch(run, binding.secret)
         for binding in bound:
             if binding.place is not PlaceKind.BASIC:
                 continue
@@ -303,6 +304,17 @@ class Judge:
         if bindings:
             await self.records.ledger.durable(exchange.intent_seq)
         return over(state, use)
+
+
+def _at_hand(
+    state: ClientState, allow: Allow, request: Request, connected: frozenset[Key], shown: Identity | None
+) -> Target | None:
+    """The target of a connection that is open, and that this request may use again."""
+    for known in state.targets.values():
+        same = known.endpoint is allow.endpoint or known.endpoint == allow.endpoint
+        if known.key in connected and same and known.host == request.host and known.client == shown:
+            return known
+    return None
 
 
 async def _aside[T](size: int, work: Callable[[], T]) -> T:

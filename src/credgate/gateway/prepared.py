@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from operator import is_
 
 from credgate.gateway import standing
+from credgate.gateway.clientcert import certificate_of
 from credgate.ledger.form import Form
 from credgate.runs import Run
 from credgate.secretvalue import Secret
@@ -109,6 +110,7 @@ class Prepared:
     path: str  # for the ledger
     use: Use
     names: tuple[str, ...]  # of the bindings that it is allowed with
+    shows: Binding | None  # the one whose certificate the target is shown
     asked: str = ""
     bound: tuple[Binding, ...] | None = None  # the bindings whose secret it gets, once that was asked
     clean: Table | None = None  # what the head was searched for, and had nothing of
@@ -121,7 +123,9 @@ class Prepared:
         request = allow.sent or request  # of several targets: from here on it is the one that its target gets
         path, use = path_for_records(request, allow), standing.use_of(allow, request)
         names = tuple([binding.name for binding in allow.bindings])
-        return cls(request=request, allow=allow, path=path, use=use, names=names, asked=asked)
+        return cls(
+            request=request, allow=allow, path=path, use=use, names=names, shows=certificate_of(allow), asked=asked
+        )
 
     @property
     def is_steady(self) -> bool:
