@@ -88,6 +88,7 @@ install_agents() {
         done
         ln -sfn ../lib/node_modules/opencode-linux-x64/bin/opencode "$home/bin/opencode"
         ln -sfn ../lib/node_modules/@github/copilot-linux-x64/copilot "$home/bin/copilot"
+        ln -sfn ../lib/node_modules/@aaif/goose-binary-linux-x64/bin/goose "$home/bin/goose"
         install_aider "$home" || exit
         touch "$home/.complete"
     fi

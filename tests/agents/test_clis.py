@@ -6,6 +6,7 @@ and commits it, then an answer. Everything else that the agents ask for is refus
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -130,6 +131,16 @@ MORE = (
         servers=lambda command: ("", "", ("--additional-mcp-config", _as_json(command))),
     ),
     Cli(
+        name="goose",
+        host="api.openai.com",
+        secret="openai",
+        argv=("goose", "run", "--no-session", "--with-builtin", "developer", "-t"),
+        decoy="OPENAI_API_KEY",
+        screen=("goose",),
+        prompt="",
+        servers=lambda command: ("", "", ("--with-extension", shlex.join(command))),
+    ),
+    Cli(
         name="aider",
         host="api.openai.com",
         secret="openai",
@@ -140,6 +151,9 @@ MORE = (
         servers=lambda _command: ("", "", ()),  # it has none
     ),
 )
+
+
+BESIDE_GOOSE = pytest.mark.parametrize("cli", [*CLIS, MORE[1]], indirect=True, ids=lambda cli: cli.name)
 
 
 @pytest.fixture(params=CLIS, ids=[cli.name for cli in CLIS])
@@ -199,7 +213,7 @@ def with_server(site: Site, cli: Cli) -> tuple[str, ...]:
     return (*cli.argv[:-1], *flags, cli.argv[-1])
 
 
-@pytest.mark.parametrize("cli", [*CLIS, MORE[0]], indirect=True, ids=lambda cli: cli.name)
+@pytest.mark.parametrize("cli", [*CLIS, *MORE[:2]], indirect=True, ids=lambda cli: cli.name)
 def test_a_turn_with_tool_calls_that_edit_commit_and_ask_an_mcp_server(
     ready: Site, cli: Cli, api: Target, notes: Target
 ) -> None:
@@ -217,7 +231,7 @@ def test_a_turn_with_tool_calls_that_edit_commit_and_ask_an_mcp_server(
 
 
 @pytest.mark.skipif(not (HOME / "bin/aider").exists(), reason="aider needs a Python before 3.13, and /usr/bin has none")
-@pytest.mark.parametrize("cli", MORE[1:], indirect=True, ids=lambda cli: cli.name)
+@pytest.mark.parametrize("cli", MORE[2:], indirect=True, ids=lambda cli: cli.name)
 def test_aider_answers_in_a_repository_whose_configuration_it_may_not_write(ready: Site, cli: Cli, api: Target) -> None:
     done = ready.run(*cli.argv, "say a word", timeout=110)
     assert done.returncode == 0 and ANSWER in done.stdout, done.stdout[-2000:] + done.stderr[-3000:]
@@ -249,6 +263,7 @@ def test_on_a_screen_it_asks_nothing_first_and_answers(ready: Site, cli: Cli, ap
     assert saw(api) == {api.token}
 
 
+@BESIDE_GOOSE
 def test_a_refusal_ends_it_soon_and_reaches_the_user(ready: Site, cli: Cli, api: Target) -> None:
     policy = ready.home / "policy/policy.toml"
     text = policy.read_text()
@@ -257,10 +272,11 @@ def test_a_refusal_ends_it_soon_and_reaches_the_user(ready: Site, cli: Cli, api:
     ready.policy(f'{text[:at]}rules = ["read"]\n{text[at:]}', api.ca)
     done = ready.run(*cli.argv, "say a word", timeout=90)
     assert done.returncode != 0
-    # From its first question: opencode alone needs 6 s to ask one on an idle machine, and 20 on one with load 13.
-    first, end = ready.ledger(ev="deny", host=cli.host)[0], ready.ledger(ev="run.end")[0]
-    waited = datetime.fromisoformat(end["ts"]) - datetime.fromisoformat(first["ts"])
-    assert waited.total_seconds() < 15
+    # From the start, as on a machine that nobody else wants: opencode's are 5.5 s of CPU, and no waiting beside.
+    begun, end = ready.ledger(ev="run.start")[-1], ready.ledger(ev="run.end")[-1]
+    waited = datetime.fromisoformat(end["ts"]) - datetime.fromisoformat(begun["ts"])
+    wanted = max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+    assert waited.total_seconds() < 20 * wanted
     assert "No rule" in done.stdout + done.stderr, done.stdout[-3000:] + done.stderr[-3000:]
     assert not any(line["method"] == "POST" for line in api.lines() if line["event"] == "request")
 
@@ -275,10 +291,12 @@ WORDS = {
     "claude": "Invalid API key",
     "codex": "Incorrect API key provided",
     "gemini": "API key not valid",
+    "goose": "Incorrect API key provided",
     "opencode": "invalid x-api-key",
 }
 
 
+@BESIDE_GOOSE
 def test_a_wrong_key_ends_it_soon_and_the_user_hears_what_to_do(ready: Site, cli: Cli, api: Target) -> None:
     wrong = {"openai": "sk-proj-", "gemini": "AIza"}.get(cli.secret, "sk-ant-api03-") + "Ww9" * 30
     ready.secret(cli.secret, wrong)

@@ -31,6 +31,7 @@ WHO = "-c user.name=T -c user.email=t@acme.example"
 COMMAND = f"echo quince >> fruit.txt && git add fruit.txt && git {WHO} commit -qm fruit"
 CALL = {"command": COMMAND, "description": "write and commit"}
 PAGES = ("https://notes.acme.example/private/notes", "https://elsewhere.acme.example/")
+SHELLS = ("Bash", "bash", "run_shell_command", "shell", "developer__shell")  # as the agents call theirs
 DEFERRED = "mcp__notes__read"
 # codex has its model write a program that calls its tools
 PROGRAM = f"""await tools.exec_command({json.dumps({"cmd": COMMAND})});
@@ -45,8 +46,9 @@ def _call(body: Json, names: list[str]) -> tuple[str, Json]:
     """The tool to be called, and with what; "" for none."""
     text = json.dumps(body)
     marks = ('"tool_result"', '"custom_tool_call_output"', '"functionResponse"', '"role": "tool"')
-    shell = next((name for name in ("Bash", "bash", "run_shell_command") if name in names), "")
-    reader = next((name for name in names if "notes" in name and name.endswith("read")), "")
+    shell = next((name for name in SHELLS if name in names), "")
+    # named by the server, or by its program (goose)
+    reader = next((name for name in names if name.endswith("read") and ("notes" in name or "__" in name)), "")
     steps = [(shell, CALL)]
     if "ToolSearch" in names and DEFERRED in text:  # Claude Code names such tools, and has their model ask for them
         reader = DEFERRED
