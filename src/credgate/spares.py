@@ -189,9 +189,8 @@ class Spares:
     async def stop(self) -> None:
         """End the one that waits; no other is made."""
         self._tasks = None
-        if self._making is not None:
-            self._making.cancel()
-            await asyncio.wait([self._making])
+        if self._making is not None:  # not cancelled: what a thread of it has made would stay
+            await asyncio.wait([self._making], timeout=STEP)
         if (spare := self.take()) is not None:
             await self._throw_away(spare)
 
@@ -202,7 +201,7 @@ class Spares:
                 await after.started.wait()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(after.over.wait(), AFTER)
-            if self._parts is not None:
+            if self._parts is not None and self._tasks is not None:
                 self._spare = await self._made(self._parts)
         except (CredgateError, JailError, OSError) as error:
             log.warning("nothing of a jail could be made ahead: %s", error)

@@ -10,7 +10,7 @@ import re
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 _MOUNT = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
@@ -63,7 +63,13 @@ def _mount_id(fdinfo: str) -> int:
 
 def _mounts(pid: int) -> Mapping[int, str]:
     """File system type by mount id; proc(5): optional fields end with a lone dash, the type is behind it."""
-    rows = [line.split() for line in _read(f"/proc/{pid}/mountinfo").splitlines()]
+    return _types(_read(f"/proc/{pid}/mountinfo"))
+
+
+@lru_cache(maxsize=4)
+def _types(mountinfo: str) -> Mapping[int, str]:
+    """Kept: pid 1 and workload mostly show the same text, and so do the launchers of one user."""
+    rows = [line.split() for line in mountinfo.splitlines()]
     return {int(row[0]): row[row.index("-", 6) + 1] for row in rows}
 
 
