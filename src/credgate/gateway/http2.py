@@ -9,7 +9,7 @@ from mitmproxy.proxy.layers.http._events import RequestData
 from credgate.gateway.http1 import BadHead, BadHeadHook
 
 MAX_RESETS = 100  # streams that a client may take back, if they are more than half of its streams
-MAX_BACKLOG = 1 << 20  # bytes in one direction; mitmproxy offers windows of two GiB and queues what can't go on
+MAX_BACKLOG = 256 << 10  # bytes in one direction; mitmproxy offers windows of two GiB and queues what can't go on
 
 PREFACE = 24  # bytes before a client's first frame (RFC 9113 3.4)
 _FRAME_HEAD = 9
