@@ -1,4 +1,5 @@
-"""A gateway that is made to be killed: `python -I gateway_child.py DIR POLICY FD`, then a line a child on stdin.
+"""A gateway that is made to be killed: `python -I gateway_child.py DIR POLICY FD PROCESSES`, then a line a child on
+stdin.
 
 Imports once and forks for each line N: the child opens the ledger DIR/N (whatever the last one left of it), serves run
 "runN" on the inherited listening socket and says "up PID". For a line "end" it waits for the last
@@ -35,7 +36,9 @@ async def nowhere(host: str) -> tuple[()]:
     raise OSError(host)
 
 
-async def serve(directory: Path, name: str, loaded: Policy, authority: Authority, sock: socket.socket) -> None:
+async def serve(
+    directory: Path, name: str, loaded: Policy, authority: Authority, sock: socket.socket, processes: int
+) -> None:
     run = Run(id=f"run{name}", policy=loaded, role="dev", gateway_ip="127.0.0.99", proxy_port=0, proof="proof")
     gateway = Gateway(
         authority=authority,
@@ -45,7 +48,7 @@ async def serve(directory: Path, name: str, loaded: Policy, authority: Authority
         own_addresses=frozenset,
         system_roots=directory / "ours.pem",  # the whole bundle takes as long to read as all the rest
     )
-    await gateway.start()
+    await gateway.start(processes)
     await gateway.serve(run, [Listener(sock=sock, port=sock.getsockname()[1], proxy=False)])
     os.write(1, b"up %d\n" % os.getpid())
     await asyncio.sleep(60)
@@ -63,7 +66,7 @@ def main() -> None:
             continue
         child = os.fork()
         if not child:
-            asyncio.run(serve(directory, line.strip(), policy, authority, sock))
+            asyncio.run(serve(directory, line.strip(), policy, authority, sock, int(sys.argv[4])))
             os._exit(1)
 
 

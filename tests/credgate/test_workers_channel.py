@@ -542,3 +542,34 @@ def test_every_message_can_be_said_by_one_side() -> None:
     daemons, workers = (set(of.__value__.__args__) for of in (m.FromDaemon, m.FromWorker))
     assert daemons | workers == set(m.Message.__subclasses__())
     assert daemons & workers == {m.Known}
+
+
+@pytest.mark.parametrize("when", ["before", "with", "behind"])
+def test_a_claim_that_nobody_waits_for_any_more_is_closed(when: str) -> None:
+    """Its intent is in the ledger. The client may leave before the answer, in the very turn of it, or after."""
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        got: list[Any] = []
+        daemon = Channel(theirs, m.for_daemon, lambda message, _: got.append(message), lambda _: None, 1 << 20)
+        line = Line(ours, lambda message, _: line.answered(message), lambda _: None)
+        run: Any = SimpleNamespace(id="r1", levels=lambda: ())
+        marks = m.Marks(names=[])
+        asked = asyncio.create_task(
+            line._ask(lambda ask: m.Claim("r1", 1, [], 0, 0, {}, marks, {"run": "r1"}, ask=ask), run)
+        )
+        await asyncio.sleep(0.01)
+        (claim,) = got
+        if when == "before":
+            asked.cancel()
+            await asyncio.sleep(0)
+        line.answered(m.Noted(7, ask=claim.ask))
+        if when == "with":
+            asked.cancel()
+        await asyncio.sleep(0.05)
+        closed = [message.fields["intent_seq"] for message in got[1:]]
+        assert (asked.cancelled(), closed) == ((False, []) if when == "behind" else (True, [7]))
+        line.channel.end("over")
+        daemon.end("over")
+
+    asyncio.run(main())

@@ -1,8 +1,10 @@
 """A worker's side of the socket: questions with their answers, lines that nobody waits for, and what it was told."""
 
+import asyncio
 import logging
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -162,6 +164,11 @@ class Line:
             answer = await asked
         except ChannelError as error:
             raise LedgerError("ledger_unavailable", "the daemon is gone") from error
+        except asyncio.CancelledError:
+            # the answer may be here already, and who waited was cancelled before its turn came
+            if claimed is not None and asked.done() and not asked.cancelled() and asked.exception() is None:
+                self._broken_off(claimed, asked.result())
+            raise
         if isinstance(answer, m.Failed):
             kind = LedgerError if answer.ledger else SecretUnavailable
             raise kind(answer.code, answer.detail, answer.hint)
@@ -178,8 +185,14 @@ class Line:
     def _answered(self, answer: m.Message) -> None:
         """Where nobody waits for it any more, the intent that came of it is closed."""
         run = self._claimed.pop(answer.ask, None)
-        if not self.channel.answered(answer) and isinstance(answer, m.Noted) and run is not None:
-            self.post("outcome", {"run": run.id, "intent_seq": answer.seq, "detail": "broken off before it was sent"})
+        if not self.channel.answered(answer) and run is not None:
+            self._broken_off(run, answer)
+
+    def _broken_off(self, run: Run, answer: m.Message) -> None:
+        if isinstance(answer, m.Noted):
+            with suppress(LedgerError):  # the daemon that is gone, or its ledger, has no use for it
+                detail = "broken off before it was sent"
+                self.post("outcome", {"run": run.id, "intent_seq": answer.seq, "detail": detail})
 
     # -- lines --------------------------------------------------------------------------------------------------------
 
