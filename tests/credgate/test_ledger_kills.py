@@ -48,14 +48,16 @@ def in_order(lines: list[dict[str, object]]) -> list[int]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("how", ["before", "half", "after"])
-def test_kill_9_at_each_system_call(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "sync"), [("before", "kernel"), ("half", "kernel"), ("after", "kernel"), ("after", "thread")]
+)
+def test_kill_9_at_each_system_call(how: str, sync: str, tmp_path: Path) -> None:
     argv = [sys.executable, "-I", str(Path(__file__).with_name("ledger_child.py")), str(tmp_path)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         for step in range(1, MOST):
             name = f"{how}-{step}"
-            process.stdin.write(f"{name} {step} {how}\n")
+            process.stdin.write(f"{name} {step} {how} {sync}\n")
             process.stdin.flush()
             reported, end = said(process)
             assert end in ("ended", "survived")

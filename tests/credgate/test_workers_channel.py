@@ -573,3 +573,24 @@ def test_a_claim_that_nobody_waits_for_any_more_is_closed(when: str) -> None:
         daemon.end("over")
 
     asyncio.run(main())
+
+
+def test_outcomes_behind_one_that_cannot_be_written_are_still_open() -> None:
+    """They were said and are in no line: the worker's end closes them."""
+    made, lines, said = desk()
+    wrote: list[int] = []
+
+    def write(_run: str, _pin: str, counts: dict[str, int], _ids: object, *, held: bool) -> int:
+        if counts["intent_seq"] == 2:
+            raise TypeError("a number")
+        wrote.append(counts["intent_seq"])
+        return 9
+
+    made.judge = SimpleNamespace(records=SimpleNamespace(ended=write, ledger=lines))  # type: ignore[assignment]
+    made.open = {1: "r1", 2: "r1", 3: "r1", 4: "r1"}
+    for seq in (1, 2, 3):
+        made.take(m.Ended(seq, "192.0.2.1", 200, 0, 0, 1, {}), [])
+    made.taken()
+    assert (wrote, said) == ([1], ["unfit Ended"])
+    assert made.close("killed") == 3
+    assert sorted(fields["intent_seq"] for _, fields in lines.lines) == [2, 3, 4]

@@ -244,10 +244,13 @@ class Desk:
         self._looked.clear()
         passed, self._passed = self._passed, []
         ends, self._ends = self._ends, []
+        written = 0
         try:
-            for left, (run, ended) in enumerate(ends, 1 - len(ends)):
-                self._write(run, ended, held=bool(left or passed))
+            for run, ended in ends:
+                self._write(run, ended, held=bool(written + 1 < len(ends) or passed))
+                written += 1
         except (LedgerError, TypeError) as error:
+            self.open.update((ended.seq, run) for run, ended in ends[written:])  # still to be closed, as it ends
             self._fault("Ended", error)
         if passed:
             self._spawn(self._pass(passed))
