@@ -554,10 +554,7 @@ def test_a_claim_that_nobody_waits_for_any_more_is_closed(when: str) -> None:
         daemon = Channel(theirs, m.for_daemon, lambda message, _: got.append(message), lambda _: None, 1 << 20)
         line = Line(ours, lambda message, _: line.answered(message), lambda _: None)
         run: Any = SimpleNamespace(id="r1", levels=lambda: ())
-        marks = m.Marks(names=[])
-        asked = asyncio.create_task(
-            line._ask(lambda ask: m.Claim("r1", 1, [], 0, 0, {}, marks, {"run": "r1"}, ask=ask), run)
-        )
+        asked = asyncio.create_task(line._ask(lambda ask: m.Again(0, {}, ask=ask), run))
         await asyncio.sleep(0.01)
         (claim,) = got
         if when == "before":
