@@ -25,7 +25,7 @@ if __name__ == "__main__":  # -S and -I: nothing but the standard library is on 
 
 import contextlib
 
-from jail import bpf, caps, fdpass, keyring_kernel, landlock, mounts, terminal, usage, workload
+from jail import bpf, caps, fdpass, keyring_kernel, landlock, mounts, terminal, title, usage, workload
 from jail.errors import JailError
 from jail.plantypes import Plan
 from jail.syscalls import prctl
@@ -194,6 +194,7 @@ def confine(plan: Plan) -> int:
 
 def seal() -> None:
     """No longer dumpable: from here on no other process of the jail's user reads this one's memory or environment."""
+    title.blank()  # everybody reads that
     prctl(PR_SET_DUMPABLE, 0)
 
 

@@ -35,6 +35,7 @@ told = {
     "sys": sorted(os.listdir("/sys")) if os.path.exists("/sys") else [],
     "core": resource.getrlimit(resource.RLIMIT_CORE),
     "init": open("/proc/1/comm").read(),
+    "line": open("/proc/1/cmdline").read().strip("\\0"),
     "pids": sum(name.isdigit() for name in os.listdir("/proc")),
 }
 try: told["more core"] = more_core()
@@ -90,3 +91,4 @@ def test_proc_shows_the_jail_alone(looks: tuple[dict[str, Any], dict[str, Any]])
     assert inside["pids"] == 2
     assert outside["pids"] > 2
     assert inside["init"] != outside["init"]
+    assert inside["line"] == "credgate" and "credgate" != outside["line"] != ""  # no path of the host's
