@@ -157,7 +157,7 @@ class Records:
         state.run.turned_away += exchange.status in TURNED_AWAY
         if reason in ALARMING:
             state.run.alarm(reason.value, detail)
-        more = _outcome_words(exchange, reason, detail)
+        more = {} if _is_plain(exchange, reason, detail) else _outcome_words(exchange, reason, detail)
         if self._ends is not None and not any(more.values()):
             self._ends.ended(state.run, exchange, pin_of(exchange))
             return
@@ -306,6 +306,12 @@ def _ids(ids: Mapping[str, str]) -> bytes:
     if any('"' in text or "\\" in text for text in ids.values()):
         return fragment("ids", clean_fields("outcome", {"ids": ids})["ids"])
     return f'"ids":{{{",".join([f'"{name}":"{text}"' for name, text in sorted(ids.items())])}}},'.encode("ascii")
+
+
+def _is_plain(exchange: Exchange, reason: Reason | None, detail: str) -> bool:
+    """Whether there is nothing that _outcome_words would say: asked without making the words."""
+    words = (reason, detail, exchange.why, exchange.scrubbed, exchange.tunnels)
+    return not any((*words, exchange.digests, exchange.quoted, exchange.refusal))
 
 
 def _outcome_words(exchange: Exchange, reason: Reason | None, detail: str) -> dict[str, object]:
