@@ -271,7 +271,7 @@ class Lane(TargetSide):
 
     def _turn_of(self, asked: "_Asked") -> Turn:
         head, wire = asked.head, asked.wire
-        body = _body_of(head)
+        body = _body_of(head) if wire.has_body else Counted(0)
         exchange = Exchange(authority=head.authority, scheme=head.scheme, has_body=wire.has_body)
         return Turn(exchange=exchange, wire=wire, head=head, body=body, client_keeps=asked.keeps, expects=asked.expects)
 
