@@ -1,11 +1,15 @@
 """Small ledgers and exports, written out; and a reconciliation of them, with what it found as plain values."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import jsonschema
+
 from credgate.reconcile.engine import Given, Options, reconcile
 from credgate.reconcile.fabricate import BEGIN, Entry, write_ledger
+from credgate.reconcile.output import as_json, schema, summarize
 from credgate.reconcile.result import Result
 from credgate.reconcile.rows import Row, findings, prepare
 from credgate.reconcile.store import Store
@@ -83,9 +87,13 @@ class Said:
     findings: Sequence[Row]
 
 
+_SCHEMA = jsonschema.Draft202012Validator(json.loads(schema()))
+
+
 def said(store: Store, result: Result) -> Said:
-    """Read the tables."""
+    """Read the tables. Whatever the case, its report follows the schema."""
     prepare(store, result)
+    _SCHEMA.validate({**summarize(result), "findings": [as_json(row) for row in findings(store, result)]})
     requests = store.rows("SELECT class FROM gres ORDER BY g, src")
     records = store.rows("SELECT class, note FROM tres ORDER BY r")
     both = [(str(name), str(note)) for name, note in records]
