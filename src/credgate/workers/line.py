@@ -49,6 +49,7 @@ class Line:
         self.channel = Channel(sock, m.for_worker, take, ended, MOST)
         self.broken: LedgerError | None = None
         self._values: dict[tuple[str, str], m.Given] = {}
+        self._secrets: dict[tuple[str, str], Secret] = {}  # the same
         self._said: dict[str, tuple[int, int]] = {}  # refusals and bytes of a run that the daemon knows of
         self._claimed: dict[int, Run] = {}  # by the question's number
         self._kinds: list[_Kind | None] = [None] * m.KINDS
@@ -59,17 +60,16 @@ class Line:
 
     async def secret(self, run: Run, name: str) -> Secret:
         """The value that the daemon gave last, asked for where it gave none. Raises SecretUnavailable, LedgerError."""
-        given = self._values.get((run.id, name))
-        if given is None:
+        if (run.id, name) not in self._values:
             answer = await self._ask(lambda ask: m.Fetch(run.id, name, ask=ask))
             if not isinstance(answer, m.Given):
                 raise TypeError(f"got a {type(answer).__name__} for a secret")
-            given = answer
-            self._keep(run, given)
-        return Secret(name, given.value)
+            self._keep(run, answer)
+        return self._secrets[run.id, name]
 
     def _keep(self, run: Run, given: m.Given) -> None:
-        self._values[run.id, given.name] = given
+        secret = Secret(given.name, given.value)  # once: it looks at each of its characters
+        self._values[run.id, given.name], self._secrets[run.id, given.name] = given, secret
         fresh.get().add(given.name)
 
     def doubt(self, run: Run, sent: Mapping[str, Secret]) -> None:
@@ -82,7 +82,7 @@ class Line:
     def forget(self, run_id: str) -> None:
         """A run is over."""
         for key in [key for key in self._values if key[0] == run_id]:
-            del self._values[key]
+            del self._values[key], self._secrets[key]
         self._said.pop(run_id, None)
         self._kinds = [None if kind is not None and kind.run == run_id else kind for kind in self._kinds]
         self._known = {id(kind.sent): kind for kind in self._known.values() if kind.run != run_id}
