@@ -1,8 +1,8 @@
 """The lines that differ between two texts, of which either may be hostile.
 
-difflib's time grows with the square of how often lines repeat, and faster: a megabyte of a hundred lines in a random
-order takes it more than ten minutes. Where that is to be feared everything between the first and the last line that
-differ is shown as one change.
+difflib's time grows faster than with the square of lines that repeat: 24,000 of 120 kinds in a random order take it
+2 s, 48,000 take 9 s (measured), and a megabyte has a quarter of a million. Where that is to be feared everything
+between the first and the last line that differ is shown as one change.
 """
 
 import difflib

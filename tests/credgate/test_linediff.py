@@ -51,7 +51,7 @@ def patched(before: list[str], diff: list[str]) -> list[str]:
 
 
 def test_lines_that_repeat_take_no_longer() -> None:
-    """A hundred and twenty lines in a random order: difflib's own time is minutes for a file of this size."""
+    """Of 120 kinds, in a random order: 48,000 of them take difflib 9 s, which grows faster than with the square."""
     chance = random.Random(2)
     before, after = ([str(number % 120) for number in range(60_000)] for _ in range(2))
     chance.shuffle(before)
