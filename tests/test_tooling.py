@@ -184,6 +184,7 @@ print(" ".join(sorted(tops - sys.stdlib_module_names - {"credgate", "jail", "res
     [
         "credgate.becomeuser",
         "credgate.commands.run",
+        "credgate.commands.ended",
         "jail.launcher",
         "jail.pid1",
         "jail.relay",

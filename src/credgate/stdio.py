@@ -1,4 +1,4 @@
-"""What of 0, 1 and 2 may go into a jail as it is. Standard library only: the launcher asks before anything starts.
+"""What of 0, 1 and 2 may go into a jail as it is, and words on 2. Standard library only: the launcher asks here first.
 
 A network socket keeps the namespace that it was made in: with one as its stdin (inetd, `Accept=yes`, `nc -e`) a jailed
 program disconnected it and connected to another address of the host's network (found by attack).
@@ -49,3 +49,11 @@ def _is_pair(number: int) -> bool:
 def _name(kind: int) -> str:
     names = {stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory", stat.S_IFBLK: "a block device"}
     return names.get(kind, f"kind {kind:o}")
+
+
+def say(text: str) -> None:
+    """Onto stderr; that nobody reads it ends no run."""
+    try:
+        os.write(2, text.encode(errors="backslashreplace"))
+    except OSError:
+        return  # nobody reads our messages; the run goes on

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from credgate import buildfront, front
 from credgate.commands import run
+from credgate.commands.ended import ended
 from credgate.errors import CredgateError
 from credgate.front import Front, request
 from tests.credgate import front_rig
@@ -339,7 +340,7 @@ def launched(events: list[dict[str, object]], capfd: pytest.CaptureFixture[str],
     for event in events:
         theirs.send(json.dumps(event).encode())
         launch._from_daemon(ours)
-    status = launch._status()
+    status = ended(launch)
     ours.close()
     theirs.close()
     return capfd.readouterr().err, status

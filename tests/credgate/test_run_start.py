@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from credgate import thinclient
 from credgate.commands import run
+from credgate.commands.runparser import parser
 from credgate.paths import PlaceError, Places
 from tests.conftest import CHECKOUT
 
@@ -77,7 +78,7 @@ def test_the_short_way_reads_as_argparse_does(argv: list[str]) -> None:
     if short is None:
         return
     with contextlib.redirect_stderr(io.StringIO()):
-        long = run._parser().parse_args(argv, run.Options())
+        long = parser().parse_args(argv, run.Options())
     command = long.command[1:] if long.command[:1] == ["--"] else long.command
     assert vars(short) | {"command": command} == vars(short)
     assert {**DEFAULTS, **vars(short)} == {**DEFAULTS, **vars(long), "command": command}
@@ -87,7 +88,7 @@ DEFAULTS = {name: value for name, value in vars(run.Options).items() if not name
 
 
 def test_every_flag_has_its_default() -> None:
-    said = {action.dest: action.default for action in run._parser()._actions if action.dest != "help"}
+    said = {action.dest: action.default for action in parser()._actions if action.dest != "help"}
     assert {name: value for name, value in said.items() if value not in ([], None)} == DEFAULTS
 
 

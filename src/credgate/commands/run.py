@@ -6,7 +6,7 @@ import sys
 
 from credgate import thinclient
 from credgate.errors import CredgateError, print_error
-from credgate.stdio import check_standard
+from credgate.stdio import check_standard, say
 from jail import thinpass
 from jail.errors import JailError
 from jail.lent import CONTINUED, EXITED, STOPPED, Lent
@@ -15,7 +15,6 @@ from jail.lent import CONTINUED, EXITED, STOPPED, Lent
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
-    import argparse
 
     from credgate.progress import Progress
     from jail import launcher
@@ -24,52 +23,18 @@ if TYPE_CHECKING:
 CANNOT = 125
 LAST_WORD = 60.0  # seconds for the daemon to close what belonged to the run
 FORWARDED = ("SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # to the command, without a terminal
-EXAMPLE = (
-    "example:\n  credgate run --role dev -- claude\n  credgate run --policy p.toml -- sh -c 'curl https://api.example'"
-)
-EXITS = "exit status: the command's own; 125 refused or failed before its start, 126, 127, 128+n by a signal"
-
-
-def _parser() -> "argparse.ArgumentParser":
-    import argparse  # noqa: PLC0415
-
-    parser = argparse.ArgumentParser(
-        prog="credgate run",
-        description="Run CMD in a jail whose only route is the gateway. Flags only narrow what the role allows.",
-        epilog=f"{EXAMPLE}\n\n{EXITS}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--policy", metavar="FILE", default="", help="the policy (default: search order of docs/policy.md)"
-    )
-    parser.add_argument(
-        "--role", metavar="NAME", default="", help="default: the policy's default_role, or its only one"
-    )
-    parser.add_argument("--workdir", metavar="DIR", default="", help="the work tree (default: the current directory)")
-    parser.add_argument("--read-only", action="store_true", help="the work tree read-only, whatever the role says")
-    parser.add_argument(
-        "--env", metavar="NAME", action="append", default=[], help="pass only these of the role's names"
-    )
-    parser.add_argument("--user", metavar="NAME", default="", help="for root: the ordinary user the run belongs to")
-    parser.add_argument("--status-fd", metavar="N", type=int, default=-1, help="JSON lines `ready` and `exit` go there")
-    parser.add_argument(
-        "--learn", action="store_true", help="at the end, print the rules that would allow what was refused"
-    )
-    parser.add_argument("--warm", action="store_true", help="in a jail made ahead; have one made for the next such run")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no banner, no summary at the end")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="[--] CMD...")
-    return parser
 
 
 def main(argv: list[str]) -> int:
     """Parse, become an ordinary user where started by root, run."""
     from credgate import hostlimits  # noqa: PLC0415
 
-    options = plain(argv) or _parser().parse_args(argv, Options())
+    options = plain(argv) or _parsed(argv)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
-        _parser().print_usage(sys.stderr)
+        from credgate.commands.runparser import parser  # noqa: PLC0415
+
+        parser().print_usage(sys.stderr)
         return print_error(CredgateError("no_command", "no command given", "credgate run -- CMD", CANNOT))
     try:
         if os.geteuid() == 0:
@@ -114,6 +79,12 @@ class Options:
     def __init__(self) -> None:
         self.env: list[str] = []
         self.command: list[str] = []
+
+
+def _parsed(argv: list[str]) -> Options:
+    from credgate.commands.runparser import parser  # noqa: PLC0415
+
+    return parser().parse_args(argv, Options())
 
 
 VALUES = {"--policy": "policy", "--role": "role", "--workdir": "workdir", "--user": "user"}
@@ -179,7 +150,9 @@ class Launch:
         self._hear_the_end()
         for pid in self.children:  # their jails are dead: ours is, and the daemon ended them first
             os.waitpid(pid, 0)
-        return self._status()
+        from credgate.commands.ended import ended  # noqa: PLC0415
+
+        return ended(self)
 
     def begin(self) -> "launcher.Started | Standing":
         """Ask the daemon for a jail, which is not proven yet."""
@@ -350,7 +323,7 @@ class Launch:
         try:
             self.children.append(childlaunch.spawn(message.fds))
         except OSError as error:
-            _say(f"credgate: a child run could not be started: {error.strerror}\n")  # its sockets close: refused
+            say(f"credgate: a child run could not be started: {error.strerror}\n")  # its sockets close: refused
         finally:
             message.close()
         self.children = [pid for pid in self.children if os.waitpid(pid, os.WNOHANG)[0] == 0]
@@ -358,7 +331,7 @@ class Launch:
     def _alarm(self, body: "thinpass.Json") -> None:
         from credgate import said  # noqa: PLC0415
 
-        _say(said.alarm(body, self._line_end()))
+        say(said.alarm(body, self._line_end()))
 
     def _line_end(self) -> str:
         return "\r\n" if 2 in self.ttys else "\n"  # the relay has the terminal in raw mode
@@ -367,11 +340,11 @@ class Launch:
         self.ready = True
         self.progress.done()
         keys = ("run", "pid", "proof", "gateway", "ledger")
-        self._write_status({"event": "ready", **{key: body[key] for key in keys}})
+        self.write_status({"event": "ready", **{key: body[key] for key in keys}})
         if not self.options.quiet:
             from credgate import said  # noqa: PLC0415
 
-            _say(said.ready(body, self._line_end()))
+            say(said.ready(body, self._line_end()))
 
     def _order(self, body: "thinpass.Json") -> None:
         if self.peer is not None:
@@ -389,52 +362,8 @@ class Launch:
                 )
             self._from_daemon(self.control)
 
-    def _status(self) -> int:
-        if self.refused is not None:
-            return print_error(self.refused)
-        status: int
-        if not self.ended:
-            where = thinclient.log_file(os.environ)
-            print_error(
-                CredgateError(
-                    "gateway_gone", "the gateway daemon ended; the run was ended with it", f"{where} may say why"
-                )
-            )
-            status, reason = (137, "gateway") if self.ready else (CANNOT, "gateway")  # 137: ended by SIGKILL
-        else:
-            status, reason = int(str(self.ended["status"])), str(self.ended["reason"])
-        if self.ready:
-            # null where it could not be read, or the daemon is gone: that is not zero
-            keys: tuple[str, ...] = ("off_route", "counters", "filter_kills", "files")
-            keys = (*keys, *(key for key in ("copy", "state", "turned_away") if key in self.ended))
-            counts = {"requests": self.ended.get("requests", {}), **{key: self.ended.get(key) for key in keys}}
-            counts["refusals"] = self.refusals.get("entries", [] if self.ended else None)
-            self._write_status({"event": "exit", "run": self.id, "status": status, "reason": reason} | counts)
-        self._summarise()
-        if self.ready and self.options.learn:
-            self._propose()
-        return status
-
-    def _propose(self) -> None:
-        """Let `policy learn` print: nothing was allowed beyond the policy, and nothing is written."""
-        chosen = ["--policy", os.path.abspath(self.options.policy)] if self.options.policy else []
-        argv = [sys.executable, "-I", "-m", "credgate", "policy", "learn", *chosen, self.id]
-        to_stderr = [(os.POSIX_SPAWN_DUP2, 2, 1)]
-        try:
-            os.chdir(self.options.workdir or ".")
-            os.waitpid(os.posix_spawn(sys.executable, argv, os.environ, file_actions=to_stderr), 0)
-        except OSError as error:  # the run has ended with a status of its own, which stands
-            _say(f"credgate: no rules proposed: {error.strerror}; later: credgate policy learn {self.id}\n")
-
-    def _summarise(self) -> None:
-        from credgate import said  # noqa: PLC0415
-
-        if self.ended:
-            _say(said.cut_short(str(self.ended["reason"])))
-        if self.ready and not self.options.quiet:
-            _say(said.summary(self.ended, None if self.options.learn else self.refusals.get("lines")))
-
-    def _write_status(self, body: "thinpass.Json") -> None:
+    def write_status(self, body: "thinpass.Json") -> None:
+        """A line for who started it by a program, on --status-fd."""
         if self.options.status_fd >= 0:
             try:
                 os.write(self.options.status_fd, thinpass.dumps(body) + b"\n")
@@ -458,13 +387,6 @@ def _progress(*, wanted: bool) -> "Progress | _Silence":
     from credgate.progress import Progress  # noqa: PLC0415
 
     return Progress(wanted=True)
-
-
-def _say(text: str) -> None:
-    try:
-        os.write(2, text.encode(errors="backslashreplace"))
-    except OSError:
-        return  # nobody reads our messages; the run goes on
 
 
 def _cwd() -> str:
