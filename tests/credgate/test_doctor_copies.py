@@ -8,8 +8,8 @@ from tests.credgate.test_doctor import NO_CALL, probe
 
 _AT = "os.environ['CREDGATE_PROBE_AT'] = {at!r}\n"
 _STRAIGHT = """
-import jail.mounts
-jail.mounts.filesystem = lambda kind, options, attributes: os.open(options["lowerdir"], os.O_RDONLY)
+import jail.mountcalls
+jail.mountcalls.filesystem = lambda kind, options, attributes: os.open(options["lowerdir"], os.O_RDONLY)
 """
 
 
