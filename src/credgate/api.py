@@ -11,7 +11,6 @@ is there already, and gets a command. Calls may come from several threads at a t
 """
 
 import os
-import select
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from credgate.errors import CredgateError
 from jail import thinpass
 from jail.errors import JailError
 from jail.lent import Lent
+from jail.ready import readable
 
 __all__ = ["CredgateError", "Ended", "Launcher"]
 
@@ -163,7 +163,7 @@ class _Call:
         try:
             while True:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not select.select([self._control], [], [], left)[0]:
+                if not readable(self._control, left):
                     self._lent.peer.close()  # pid 1 ends everything when this goes
                     deadline = None
                     continue

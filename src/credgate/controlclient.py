@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import select
 import socket
 import sys
 import time
@@ -15,6 +14,7 @@ from credgate.paths import Places, open_private, private_dir
 from credgate.scope import in_scope
 from credgate.thinclient import HINT, refusal
 from jail import fdpass
+from jail.ready import readable
 
 START = 30.0  # seconds that a daemon may take to say ready
 IDLE = 600.0  # seconds without a run after which it leaves
@@ -97,7 +97,7 @@ def _await_ready(places: Places, ready: int) -> None:
     said = b""
     while not said.endswith(b"\n"):
         left = deadline - time.monotonic()
-        if left <= 0 or not select.select([ready], [], [], left)[0]:
+        if left <= 0 or not readable(ready, left):
             raise CredgateError(
                 "daemon_slow", f"no word from the daemon in {START:.0f} s", f"see {log_file(places)}", CANNOT
             )

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import secrets
-import select
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from jail.errors import JailError
 from jail.keeper_client import Berth, KeeperProcess
 from jail.mounts import AHEAD
 from jail.plan import ETC_ALLOWED, JailSpec, common, under
+from jail.ready import readable
 from rules.policy import Limits
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Process:
 
     def stale(self) -> str:
         """Why it would not be what the starter makes now; "" for nothing. Raises OSError."""
-        if select.select([self.pidfd], [], [], 0)[0]:
+        if readable(self.pidfd, 0):
             return "it has died"
         if table() != self.host:
             return "the host's mounts have changed"

@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import os
-import select
 import socket
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,6 +29,7 @@ from credgate.session import Session
 from credgate.standin import Borrowed, place
 from jail import fdpass
 from jail.errors import JailError
+from jail.ready import readable
 from resolver.errors import ResolverError
 from rules.policy import Role, Workdir
 
@@ -138,7 +138,7 @@ class Pool:
 
     async def _fits(self, session: Session, wanted: Wish) -> str | None:
         """The program's digest where only the command would differ in a jail made now, and it gets that; else None."""
-        if session.mounts is None or not session.mounts.same() or select.select([session.pidfd], [], [], 0)[0]:
+        if session.mounts is None or not session.mounts.same() or readable(session.pidfd, 0):
             return None
         # Not by the file's digest: a ceiling above it may have changed, and what a run may do is what it was made with.
         if not session.chosen.policy == session.run.policy == wanted.chosen.policy:

@@ -24,6 +24,7 @@ import tty
 from jail.answerfilter import AnswerFilter
 from jail.errors import JailError
 from jail.lent import EXITED, STOPPED
+from jail.ready import readable
 from jail.termfilter import OutputFilter
 
 TYPE_CHECKING = False  # typing itself costs milliseconds at start
@@ -273,7 +274,7 @@ class Relay:
         """Let go what was held as the start of an answer, once the terminal has nothing more to say."""
         if self._answers is None or not self._answers.waiting or time.monotonic() - self._held_since < HOLD:
             return
-        if not (self._alive and self._foreground() and select.select([self._tty], [], [], 0)[0]):
+        if not (self._alive and self._foreground() and readable(self._tty, 0)):
             self._to_jail += self._answers.flush()
 
     def _write_jail(self) -> None:

@@ -355,8 +355,10 @@ class Launch:
 
     def _hear_the_end(self) -> None:
         """The daemon confirms the death on its own and closes what belonged to the run; wait for its last word."""
+        from jail.ready import readable  # noqa: PLC0415
+
         while self.control is not None and not self.ended:
-            if not select.select([self.control], [], [], LAST_WORD)[0]:
+            if not readable(self.control, LAST_WORD):
                 raise CredgateError(
                     "daemon_silent", f"no end from the daemon in {LAST_WORD:.0f} s", "see its log", CANNOT
                 )

@@ -9,10 +9,10 @@ by a pipe would wake whoever waits for the last (measured: sixty changes of proc
 import errno
 import mmap
 import os
-import select
 import signal
 
 from jail.probes import DONE, Context, files, kernel, limits, neighbour, network, processes, sockets, terminal
+from jail.ready import readable
 
 ATTEMPTS = {
     **files.ATTEMPTS,
@@ -110,7 +110,7 @@ def _wait(pid: int) -> bool:
     """Whether the child ended in time."""
     child = os.pidfd_open(pid)
     try:
-        return bool(select.select([child], [], [], SECONDS)[0])
+        return readable(child, SECONDS)
     finally:
         os.close(child)
 

@@ -74,8 +74,13 @@ def _serve(neighbour_port: int) -> None:
     datagrams = [_bound(*place) for place in DATAGRAMS]
     if os.fork() == 0:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        served = {sock.fileno(): sock for sock in (*streams, *datagrams)}
+        poll = select.poll()
+        for number in served:
+            poll.register(number, select.POLLIN)
         while True:
-            for sock in select.select([*streams, *datagrams], [], [])[0]:
+            for number, _ in poll.poll():
+                sock = served[number]
                 if sock in streams:
                     sock.accept()[0].close()
                 else:

@@ -1,10 +1,10 @@
 """Attempts at sockets: the host's by path and by abstract name, and kinds that go around the network namespace."""
 
 import os
-import select
 import socket
 
 from jail.probes import DONE, Attempt, Context
+from jail.ready import readable
 
 AF_VSOCK, AF_PACKET = 40, 17
 MPTCP, SCTP, UDPLITE = 262, 132, 136
@@ -39,7 +39,7 @@ def unix_abstract_in(context: Context) -> str:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.bind(b"\0" + context["abstract_in"].encode())
         sock.listen()
-        if not select.select([sock], [], [], CALL_WAIT)[0]:
+        if not readable(sock, CALL_WAIT):
             raise TimeoutError(110, "nobody called")
     return DONE
 
