@@ -19,21 +19,23 @@ UNPROVEN = f"""import sys
 sys.path.insert(0, {str(CHECKOUT / "src")!r})
 import asyncio, os
 from credgate import daemon, session
+from credgate.session import together
 from credgate.mountwatch import MountWatch
 from credgate.proof import Shown
 
 async def stand(self):
-    await self.serve()
-    await self.hand_over()
+    await together(self.hand_over(), self.serve())
     first = await self.expect(self.pid1, "pid1")
     self.pid, self.pidfd = first.pid, os.pidfd_open(first.pid)
     armed = await self.expect(self.work, "armed")
     self.workload, self.mounts = armed.pid, MountWatch.of(first.pid)
-    await asyncio.to_thread(self.limits.confine, (first.pid, armed.pid))
+    if not self.limits.hold((first.pid, armed.pid)):
+        await asyncio.to_thread(self.limits.confine, (first.pid, armed.pid))
     await self._seal()
     self.shown = Shown(id="unproven", groups={{}})
 
 async def prove(self, *, ahead):
+    await self._look_around()
     self.run.proof = "unproven"
 
 session.Session.stand, session.Session._prove = stand, prove
