@@ -286,9 +286,11 @@ def test_an_idle_daemon_leaves(ordinary_user: OrdinaryUser) -> None:
 def test_runs_end_closed_when_the_keeper_dies(site: Site) -> None:
     mark = f"work-{uuid.uuid4().hex}"
     with Live(site, "sh", "-c", "exec sleep 300", mark) as run:
-        (keeper,) = children(daemon_pid(site), "jail.keeper")
+        daemon = daemon_pid(site)
+        (keeper,) = children(daemon, "jail.keeper")
         os.kill(keeper, signal.SIGKILL)
         ended = run.end()
+    wait_for(lambda: not Path(f"/proc/{daemon}").exists(), "the daemon's end")
     assert (ended["reason"], run.process.returncode) == ("gateway", ended["status"])
     assert run.process.returncode >= 128
     assert site.ledger(ev="run.end", run=run.run)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.needs("userns", "netns", "nftables", "landlock", "secco
 
 ROLE = "version = 1\n[role.dev]\n"
 SMALL, LARGE = ROLE + 'limits = { memory = "64MiB" }\n', ROLE + 'limits = { memory = "1GiB" }\n'
-NOBODY = 65530  # by root a user of its own, so that no other test's runs or control groups are moved about
+NOBODY = 65534  # by root a user of its own, so that no other test's runs or groups are moved about
 
 
 @pytest.fixture(scope="module", params=["cgroup", "pid 1"])

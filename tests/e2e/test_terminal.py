@@ -109,6 +109,7 @@ def wait(true: Callable[[], object]) -> None:
 @pytest.fixture
 def terminal(place: Site) -> Iterator[Terminal]:
     place.policy("version = 1\n[role.dev]\n")
+    wait(lambda: '"run":' not in place.credgate("ps", "--json").stdout)  # another file's run may be ending
     made = Terminal(place)
     yield made
     made.close()

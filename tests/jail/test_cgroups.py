@@ -14,7 +14,9 @@ from jail import cgroups
 from jail.cgroups import Base, Group, Place, choose, groups_of, hierarchies, settle
 from jail.errors import JailError
 from tests.delegated import base_of, delegated, groups
-from tests.jail.forked import NOBODY, USERS, attempt
+from tests.jail.forked import USERS, attempt
+
+OWNER = 65530  # a user whom no other test gives a control group
 
 UID = 1000
 MEBI = 1 << 20
@@ -266,9 +268,9 @@ def uid() -> Iterator[int]:
     if os.geteuid() != 0:
         yield os.geteuid()
         return
-    with delegated(NOBODY):
-        yield NOBODY
-    assert groups(NOBODY) == []
+    with delegated(OWNER):
+        yield OWNER
+    assert groups(OWNER) == []
 
 
 def held(code: str, memory: int) -> list[object]:
@@ -352,6 +354,6 @@ def test_what_still_lives_keeps_a_group_from_being_removed(uid: int) -> None:
 @pytest.mark.skipif(USERS[0] != 0, reason="the other user's tree is made by root")
 def test_another_user_cannot_use_it(uid: int) -> None:
     def steal() -> object:
-        return base_of(NOBODY) is None
+        return base_of(OWNER) is None
 
-    assert attempt(steal, uid=NOBODY - 1).value is True
+    assert attempt(steal, uid=OWNER - 1).value is True
