@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["pytester", "tests.parallel", "tests.needs", "tests.targets.fixtures"]
+pytest_plugins = ["pytester", "tests.parallel", "tests.needs", "tests.again", "tests.targets.fixtures"]
 
 CHECKOUT = Path(__file__).parent.parent
 

@@ -70,6 +70,11 @@ def pytest_runtest_makereport(
     return report
 
 
+def unexercised(config: pytest.Config) -> list[str]:
+    """The required features that no test exercised; known once the session is over."""
+    return config.stash[_unexercised]
+
+
 def _whole_suite(config: pytest.Config) -> bool:
     chosen = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     return chosen and not (config.option.keyword or config.option.markexpr or config.option.collectonly)

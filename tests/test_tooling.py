@@ -97,6 +97,48 @@ def test_what_no_worker_exercised_fails_the_session(suite: pytest.Pytester, monk
     result.stdout.fnmatch_lines(["ERROR here is required*no test that passed needs it"])
 
 
+# A second look
+
+
+@pytest.fixture
+def failures(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where the tests that failed are written; the suite has the plugin that does."""
+    told = tmp_path / "failed"
+    monkeypatch.setenv("CREDGATE_TEST_FAILED", str(told))
+    monkeypatch.delenv("CREDGATE_TEST_AGAIN", raising=False)
+    return told
+
+
+@pytest.mark.parametrize("workers", [(), ("-n2", "--dist=loadfile")])
+def test_what_failed_is_written_down(suite: pytest.Pytester, failures: Path, workers: tuple[str, ...]) -> None:
+    torn = "import pytest\n@pytest.fixture\ndef torn():\n    yield\n    assert False\ndef test_torn(torn): pass"
+    suite.makepyfile(test_a="def test_a(): assert False\ndef test_well(): pass", test_b=torn)
+    assert suite.runpytest_subprocess("-p", "tests.again", *workers).ret == pytest.ExitCode.TESTS_FAILED
+    assert sorted(failures.read_text().split()) == ["test_a.py::test_a", "test_b.py::test_torn"]
+
+
+@pytest.mark.parametrize(
+    "lost",
+    ["import os\ndef test_c(): os._exit(1)", "import no_such_module", NEEDS_HERE.replace("pass", "assert False")],
+)
+def test_nothing_is_written_where_a_second_run_could_not_tell_all(
+    suite: pytest.Pytester, failures: Path, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that died, a module that was not read, a required feature that nothing exercised."""
+    monkeypatch.setenv("CREDGATE_REQUIRE", "here")
+    suite.makepyfile(test_a="def test_a(): assert False", test_b=NEEDS_HERE if "here" not in lost else "", test_c=lost)
+    assert suite.runpytest_subprocess("-p", "tests.again", "-n2", "--max-worker-restart=0").ret != pytest.ExitCode.OK
+    assert not failures.exists()
+
+
+def test_in_a_second_run_to_skip_is_to_fail(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite.makepyfile(test_a="def test_a(): pass", test_b=NEEDS_GONE)
+    assert suite.runpytest_subprocess("-p", "tests.again").ret == pytest.ExitCode.OK
+    monkeypatch.setenv("CREDGATE_TEST_AGAIN", "1")
+    assert suite.runpytest_subprocess("-p", "tests.again", "test_a.py").ret == pytest.ExitCode.OK
+    assert suite.runpytest_subprocess("-p", "tests.again").ret == pytest.ExitCode.TESTS_FAILED
+
+
 WHERE = """
     import os, socket
     def test_where():
