@@ -3,9 +3,11 @@
 import asyncio
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from credgate import exitreport
+from credgate.apart import LOOKS
 from credgate.copies import CopyEnd
 from credgate.evidence import Evidence
 from credgate.parts import Ending, record_end, together
@@ -96,7 +98,7 @@ async def _remains(session: "Session") -> _Remains:
     files: exitreport.ExitReport | None = None
     with session.going_on("look for what the host would execute"):
         if session.ready and session.spec.host_written:
-            files = await asyncio.to_thread(exitreport.exit_report, session.look)
+            files = await LOOKS.do(session.run.id, partial(exitreport.exit_report, session.look))
     copied = await _copied(session) if session.spec.overlay is not None else None
     return _Remains(files=files, copied=copied, back=await _back(session) if session.spec.private else None)
 
@@ -110,7 +112,7 @@ async def _back(session: "Session") -> Back | None:
         return None
     found: list[Back] = []
     with session.going_on("bring the agent's files back"):
-        found.append(await asyncio.to_thread(states.finish, run, session.parts.gateway.known.table()))
+        found.append(await LOOKS.do(run, partial(states.finish, run, session.parts.gateway.known.table())))
     return found[0] if found else Back(run=run, unseen=True)
 
 
@@ -122,7 +124,7 @@ async def _copied(session: "Session") -> CopyEnd | None:
         return None
     changed: int | None = None
     with session.going_on("look through the copy"):
-        changed = await asyncio.to_thread(session.parts.copies.finish, session.run.id)
+        changed = await LOOKS.do(session.run.id, partial(session.parts.copies.finish, session.run.id))
     return CopyEnd(session.run.id, changed)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from credgate import room
-from credgate.copylook import changes
+from credgate.copylook import how_many
 from credgate.copystore import Copy, Entry, Meta, lock, remove
 from credgate.paths import Places, open_private, private_dir, write_private
 from credgate.treewalk import walk
@@ -89,14 +89,14 @@ class Copies:
     def finish(self, run: str) -> int:
         """The run is dead: how much it changed, and keep that; a copy without a change is thrown away.
 
-        Raises CredgateError, OSError where it can't be looked through; it is kept then.
+        Raises CredgateError, OSError where it can't be looked through, or is too large to be; it is kept then.
         """
         copy, held = self._live.pop(run)
         try:
-            number = len(changes(copy))
-            if not number:
+            found = how_many(copy)
+            if not found:
                 remove(copy.folder)
-            return number
+            return found
         finally:
             os.close(held)
 

@@ -111,8 +111,10 @@ def _chosen(found: Sequence[Change], paths: Sequence[str]) -> tuple[list[Change]
     chosen = [c for c in asked if not c.naming or c.path in named]
     # a new directory on the way to what is taken over is made as well, and what stood in its place goes
     needed = {path for c in chosen if c.kind is not Kind.DELETED for path in ancestors(c.path)}
-    ways = [c for c in found if c.path in needed and c not in chosen]
-    return [*chosen, *ways], [c for c in apart if c not in ways]
+    already = set(map(id, chosen))  # no `in`: a run makes as many directories as it likes
+    ways = [c for c in found if c.path in needed and id(c) not in already]
+    also = set(map(id, ways))
+    return [*chosen, *ways], [c for c in apart if id(c) not in also]
 
 
 def _steps(chosen: Sequence[Change]) -> list[tuple[Change, _Step]]:

@@ -6,39 +6,84 @@ the layer below shows. The jail can set neither by hand, and nothing here rests 
 """
 
 import errno
+import math
 import os
 import stat
+import time
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
 
 from credgate.beneath import Beneath
 from credgate.copychange import Change, Kind, ancestors
 from credgate.copystore import Copy, CopyError, Entry
 from credgate.statelook import before, of_interest
-from credgate.statenotes import notes_of
+from credgate.statenotes import StateNotes, notes_of
 from rules.naming import Naming
 
-__all__ = ["CHANGED", "CHUNK", "PERMISSIONS", "Change", "Kind", "ancestors", "changes", "opened_tree"]
+__all__ = ["CHANGED", "CHUNK", "PERMISSIONS", "Change", "Kind", "ancestors", "changes", "how_many", "opened_tree"]
 
 ENTRIES = 1_000_000  # of an upper layer
+IN_PASSING = 100_000  # likewise, where the daemon looks, which serves others meanwhile
+SECONDS = 10.0  # for that
+_LONG = 128  # characters of a path, which are kept for each: longer ones count for more
 CHUNK = 1 << 20
 PERMISSIONS = 0o777
 _OPAQUE, _WHITEOUT = "user.overlay.opaque", "user.overlay.whiteout"
 CHANGED = "changed on the host since the run began"
 
 
-def changes(copy: Copy) -> list[Change]:
-    """Every change, by path; what the host has by now is none. Raises CopyError, PlaceError, OSError."""
+def changes(copy: Copy, bound: "Bound | None" = None) -> list[Change]:
+    """Every change, by path; what the host has by now is none. Raises CopyError, also beyond the bound; PlaceError,
+    OSError.
+    """
     meta, notes = copy.meta, notes_of(copy)
-    with Beneath(str(copy.upper)) as upper, opened_tree(copy) as tree:
-        start = copy.start() if notes is None else before(copy, notes, tree)
-        found = _Looking(copy, upper, tree, start).run()
+    found = _found(copy, notes, bound or Bound(ENTRIES))
     if notes is not None:
         return sorted(of_interest(copy, notes, found), key=lambda c: c.path)
     naming = Naming.of(meta.readonly, meta.hide, meta.show)
     return sorted(
         (replace(c, naming=naming.why(c.path, c.target)) for c in found), key=lambda c: (c.path, c.kind != Kind.DELETED)
     )
+
+
+def how_many(copy: Copy) -> int:
+    """How many changes there are in a copy of a work tree, by a look in passing. Raises as `changes` does."""
+    return len(_found(copy, None, in_passing()))
+
+
+class Bound:
+    """Of one look through an upper layer, which a jail filled: entries, and the moment (time.monotonic) of its end."""
+
+    def __init__(self, entries: int, until: float = math.inf) -> None:
+        self._most = self._left = entries
+        self._until = until
+
+    def names(self, folder: int, path: str) -> list[str]:
+        """What is in a directory, given its descriptor and path. Raises CopyError where that is too much; OSError."""
+        each = 1 + len(path) // _LONG
+        with os.scandir(folder) as listing:
+            found = [entry.name for entry in islice(listing, self._left // each + 1)]
+        self._left -= each * len(found)
+        self.check()
+        return found
+
+    def check(self) -> None:
+        """Raises CopyError once it is passed."""
+        if self._left < 0 or time.monotonic() > self._until:
+            detail = f"{self._most - self._left} entries were looked at, and there are more"
+            raise CopyError("copy_too_large", detail, "see them in its place")
+
+
+def in_passing() -> Bound:
+    """Of the daemon's looks, from now on."""
+    return Bound(IN_PASSING, time.monotonic() + SECONDS)
+
+
+def _found(copy: Copy, notes: StateNotes | None, bound: Bound) -> list[Change]:
+    with Beneath(str(copy.upper)) as upper, opened_tree(copy) as tree:
+        start = copy.start() if notes is None else before(copy, notes, tree)
+        return _Looking(copy, upper, tree, start, bound).run()
 
 
 def opened_tree(copy: Copy) -> Beneath:
@@ -52,39 +97,33 @@ def opened_tree(copy: Copy) -> Beneath:
 
 
 class _Looking:
-    def __init__(self, copy: Copy, upper: Beneath, tree: Beneath, start: Mapping[str, Entry]) -> None:
-        self.upper, self.tree, self.reserved = upper, tree, copy.meta.reserved
+    def __init__(self, copy: Copy, upper: Beneath, tree: Beneath, start: Mapping[str, Entry], bound: Bound) -> None:
+        self.upper, self.tree, self.reserved, self.bound = upper, tree, copy.meta.reserved, bound
         self.start = start
         self.inside: dict[str, set[str]] = {}
         for path in self.start:
             folder, _, name = path.rpartition("/")
             self.inside.setdefault(folder, set()).add(name)
-        self.found: list[Change] = []
+        self.found: dict[tuple[str, bool], Change] = {}  # by path, and whether it is a deletion
 
     def run(self) -> list[Change]:
-        left = ENTRIES
         todo = [("", False)]
         while todo:
             folder, fresh = todo.pop()
             try:
-                names, below = self._directory(folder, fresh=fresh)
+                todo += self._directory(folder, fresh=fresh)
             except OSError as error:
                 self._refuse(folder, f"can't be looked into: {error.strerror}")
-                continue
-            left -= len(names)
-            if left < 0:
-                raise CopyError("copy_too_large", f"more than {ENTRIES} entries were changed", "see them in its place")
-            todo += below
+                self.bound.check()
         return self._without_reserved()
 
-    def _directory(self, folder: str, *, fresh: bool) -> tuple[list[str], list[tuple[str, bool]]]:
-        """Judge what lies in one directory of the layer. fresh: nothing of the host's shows below it."""
+    def _directory(self, folder: str, *, fresh: bool) -> list[tuple[str, bool]]:
+        """Judge what lies in a directory of the layer; those in it. fresh: nothing of the host's shows below it."""
         descriptor = self.upper.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         here, below = set(), []
         try:
             fresh = fresh or _marked(descriptor, _OPAQUE)
-            names = os.listdir(descriptor)  # noqa: PTH208 - by the descriptor
-            for name in names:
+            for name in self.bound.names(descriptor, folder):
                 path = f"{folder}/{name}" if folder else name
                 facts = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
                 if _is_whiteout(descriptor, name, facts):
@@ -99,7 +138,7 @@ class _Looking:
         if fresh:
             for name in self.inside.get(folder, set()) - here:
                 self._gone(f"{folder}/{name}" if folder else name)
-        return names, below
+        return below
 
     def _was_directory(self, path: str) -> bool:
         before = self.start.get(path)
@@ -119,7 +158,7 @@ class _Looking:
             self._refuse(path, f"can't be read: {error.strerror}")
             return False
         if change is not None:
-            self.found.append(change)
+            self._enter(change)
         return directory
 
     def _change(self, path: str, before: Entry | None, facts: os.stat_result) -> Change | None:
@@ -170,19 +209,23 @@ class _Looking:
             todo += [f"{each}/{name}" for name in self.inside.get(each, ())]
             before, host = self.start.get(each), self._host(each)
             if before is not None and host is not None:
-                self.found.append(Change(path=each, kind=Kind.DELETED, before=before, conflict=_differs(before, host)))
+                self._enter(Change(path=each, kind=Kind.DELETED, before=before, conflict=_differs(before, host)))
+
+    def _enter(self, change: Change) -> None:
+        self.found[change.path, change.kind is Kind.DELETED] = change
 
     def _refuse(self, path: str, why: str) -> None:
         before = self.start.get(path)
         kind = Kind.ADDED if before is None else Kind.MODIFIED
-        self.found = [change for change in self.found if change.path != path or change.kind is Kind.DELETED]
-        self.found.append(Change(path=path or ".", kind=kind, before=before, refused=why))
+        self.found.pop((path, False), None)
+        self._enter(Change(path=path or ".", kind=kind, before=before, refused=why))
 
     def _without_reserved(self) -> list[Change]:
         """Without what was made before the start and is as it was; a directory in which something is stays."""
-        ours = {change.path for change in self.found if change.kind is Kind.ADDED and self._untouched(change)}
-        needed = {path for change in self.found if change.path not in ours for path in ancestors(change.path)}
-        return [change for change in self.found if change.path not in ours or change.path in needed]
+        found = list(self.found.values())
+        ours = {change.path for change in found if change.kind is Kind.ADDED and self._untouched(change)}
+        needed = {path for change in found if change.path not in ours for path in ancestors(change.path)}
+        return [change for change in found if change.path not in ours or change.path in needed]
 
     def _untouched(self, change: Change) -> bool:
         text = self.reserved.get(change.path)

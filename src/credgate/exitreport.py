@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from credgate.text import cut, some
 from credgate.treelook import TreeLook
-from credgate.treewalk import Entry
+from credgate.treewalk import Entry, listed
 from rules.executed import When, bundled, by_name
 
 ENTRIES = 1_000_000
@@ -64,56 +64,79 @@ def _told(names: Sequence[str]) -> list[str]:
     return [cut(name, LONGEST) for name in names]
 
 
+class _Names:
+    """How many there were, and the first NAMES of them by their order."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._kept: list[str] = []
+
+    def add(self, name: str) -> None:
+        """Each once."""
+        self.count += 1
+        self._kept.append(name)
+        if len(self._kept) > 8 * NAMES:
+            self._kept = sorted(self._kept)[:NAMES]
+
+    def first(self) -> tuple[str, ...]:
+        """In order."""
+        return tuple(sorted(self._kept)[:NAMES])
+
+
 class _Look:
     def __init__(self, look: TreeLook) -> None:
         self.tree, self.places, self.whole = look.tree, look.places, look.whole
         self.since = look.since.still()
-        self.found: dict[When, dict[str, None]] = {When.UNASKED: {}, When.ASKED: {}}
-        self.unseen: list[str] = []
+        self.found = {When.UNASKED: _Names(), When.ASKED: _Names()}
+        self.unseen = _Names()
+        self.folders: set[int] = set()
         self.peeked = 0
 
     def run(self) -> ExitReport:
         until, left = time.monotonic() + SECONDS, ENTRIES
-        todo = [(self.tree, False)]
+        todo = [("", self.tree, False)]  # the path in two parts, as in treewalk
+        broken_off = ""
         while todo:
-            directory, moved = todo.pop()
+            above, name, moved = todo.pop()
+            directory = os.path.join(above, name)  # noqa: PTH118 - surrogates
             entries = self._entries(directory)
             left -= len(entries)
             try:
-                todo += self._look_at(entries, moved=moved)
+                todo += self._look_at(directory, entries, moved=moved)
             except OSError:  # it can be listed and not entered
-                self.unseen.append(self._relative(directory) + "/")
+                self.unseen.add(self._relative(directory) + "/")
             if left < 0 or time.monotonic() > until:
-                self.unseen.append(f"the rest, after {ENTRIES - left} entries")
+                broken_off = f"the rest, after {ENTRIES - left} entries"
                 break
-        unasked, asked = (list(self.found[when]) for when in (When.UNASKED, When.ASKED))
+        unasked, asked = self.found[When.UNASKED], self.found[When.ASKED]
         return ExitReport(
-            unasked=tuple(sorted(unasked)[:NAMES]),
-            asked=tuple(sorted(asked)[:NAMES]),
-            unasked_count=len(unasked),
-            asked_count=len(asked),
-            unseen=tuple(self.unseen[:NAMES]),
+            unasked=unasked.first(),
+            asked=asked.first(),
+            unasked_count=unasked.count,
+            asked_count=asked.count,
+            unseen=(*((broken_off,) if broken_off else ()), *self.unseen.first()),
         )
 
-    def _look_at(self, entries: list[Entry], *, moved: bool) -> list[tuple[str, bool]]:
+    def _look_at(self, directory: str, entries: list[Entry], *, moved: bool) -> list[tuple[str, str, bool]]:
         """Judge the files; the directories, and whether each was moved."""
         below = []
         for entry in entries:
             if not entry.is_dir(follow_symlinks=False):
                 self._file(entry, moved=moved)
             elif not _passed(entry.path):
-                below.append((entry.path, moved or self._moved(entry)))
+                below.append((directory, entry.name, moved or self._moved(entry)))
         return below
 
     def _entries(self, directory: str) -> list[Entry]:
         try:
-            with os.scandir(directory) as listing:
-                return list(listing)
+            found, whole = listed(directory)
         except FileNotFoundError:
             return []
         except OSError:
-            self.unseen.append(self._relative(directory) + "/")
-            return []
+            found, whole = [], False
+        if not whole:
+            self.unseen.add(self._relative(directory) + "/")
+        return found
 
     def _relative(self, path: str) -> str:
         return path[len(self.tree.rstrip("/")) + 1 :]
@@ -142,7 +165,11 @@ class _Look:
         else:
             return
         folder = "" if in_git else bundled(path)
-        self.found[When.ASKED if folder else when][folder or path] = None
+        if not folder:
+            self.found[when].add(path)
+        elif (known := hash(folder)) not in self.folders:  # by its number: a path has up to 4 KiB
+            self.folders.add(known)
+            self.found[When.ASKED].add(folder)
 
     def _is_program(self, entry: Entry, facts: os.stat_result) -> bool:
         """With a bit to execute, or with a first line that says by what."""

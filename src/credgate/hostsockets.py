@@ -7,7 +7,6 @@ namespace. A file that is left over from a server that has gone harms nobody.
 """
 
 import array
-import asyncio
 import errno
 import logging
 import os
@@ -18,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
+from credgate.apart import LOOKS
 from credgate.ticks import tick
 from credgate.treewalk import Visit, WalkError, walk
 from jail.plan import under
@@ -115,7 +115,8 @@ def _is_mine(path: str) -> bool:
 class SocketWatch:
     """Looks for sockets that are bound in the trees later on."""
 
-    def __init__(self, trees: Sequence[str]) -> None:
+    def __init__(self, run: str, trees: Sequence[str]) -> None:
+        self._run = run
         self._trees = tuple(dict.fromkeys(trees))
         self._known: frozenset[tuple[int, bytes]] = frozenset()  # of the first table everything is looked at
         self._unplaced = False  # a new socket's name does not lead to its file
@@ -126,7 +127,7 @@ class SocketWatch:
         self._next = time.monotonic() + REST
         while True:
             await tick(GLANCE)
-            found = await asyncio.to_thread(self.look)
+            found = await LOOKS.do(self._run, self.look)
             if found:
                 return found
 

@@ -3,11 +3,13 @@
 import asyncio
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from credgate import protect
+from credgate.apart import LOOKS
 from credgate.command import CommandError
 from credgate.given import check_arguments, check_key
 from credgate.limits import RunLimits, base_for, held_by, sums
@@ -177,7 +179,7 @@ async def _session(
     berth, placed, base = made.berth, made.placed, made.placed.base
     policy, role = chosen.policy, chosen.policy.roles[chosen.role]
     decoys = decoys_of(policy, role.name)
-    spec, look, digest = await _computed(parts, asked, chosen, (made.run, berth), decoys, child=parent is not None)
+    spec, look, digest = await _computed(parts, asked, chosen, (made.run, berth), decoys, parent)
     spec = children_offered(replace(spec, sums=sums(base), canary=placed.canary), made.path)
     if parent is not None:
         visible(spec, parent.spec)
@@ -219,8 +221,7 @@ async def _computed(
     chosen: Effective,
     made: tuple[str, Berth],
     decoys: Mapping[str, str],
-    *,
-    child: bool,
+    parent: Session | None,
 ) -> tuple[JailSpec, TreeLook, str | None]:
     """The jail of the role, and the digest of its program, on a thread: they read files of the host that an agent may
     have made slow or large. Of a child no digest yet: whether its parent sees the program is asked first.
@@ -235,14 +236,19 @@ async def _computed(
 
     def computed() -> tuple[JailSpec, TreeLook, str | None]:
         spec, look = jail_spec(run_id, asked, chosen, parts.person, parts.places, parts.trust, named, network)
-        return spec, look, None if child else program_digest(spec.exe)
+        return spec, look, None if parent is not None else program_digest(spec.exe)
 
     try:
-        return await asyncio.to_thread(computed)
+        return await _thread(parent, computed)
     except (CommandError, OSError):
-        if not child:
+        if parent is None:
             raise
         raise Refusal("not_found", f"{asked.argv[0]}: not in the parent's jail", "", 127) from None  # see visible()
+
+
+async def _thread[T](parent: Session | None, work: Callable[[], T]) -> T:
+    """What a jail asked for is done where its other looks are, one at a time: it may ask again and again."""
+    return await (asyncio.to_thread(work) if parent is None else LOOKS.do(parent.run.id, work))
 
 
 async def computed_again(session: Session, asked: Asked, chosen: Effective) -> tuple[JailSpec, TreeLook, str]:
@@ -251,7 +257,7 @@ async def computed_again(session: Session, asked: Asked, chosen: Effective) -> t
     Raises CredgateError.
     """
     made = (session.run.id, session.berth)
-    spec, look, digest = await _computed(session.parts, asked, chosen, made, session.run.decoys, child=False)
+    spec, look, digest = await _computed(session.parts, asked, chosen, made, session.run.decoys, None)
     return replace(spec, sums=session.spec.sums, canary=session.spec.canary), look, digest or ""
 
 
@@ -262,9 +268,9 @@ async def _claim(parts: Parts, spec: JailSpec, chosen: Effective, parent: Sessio
         parts.claims.take(spec.run, spec, (chosen.policy.sha256, chosen.role), ancestors)
     if spec.private:
         role, known = chosen.policy.roles[chosen.role], parts.gateway.known.table()
-        await asyncio.to_thread(parts.states.take, parts.places, spec, role, known)
+        await _thread(parent, partial(parts.states.take, parts.places, spec, role, known))
     if spec.overlay is not None:
-        await asyncio.to_thread(parts.copies.take, parts.places, spec, chosen.policy.roles[chosen.role])
+        await _thread(parent, partial(parts.copies.take, parts.places, spec, chosen.policy.roles[chosen.role]))
     elif spec.workdir_write:
         await asyncio.to_thread(note_written, parts.places, spec.workdir)
         parts.reserved.take(spec.run, spec.protected)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from credgate.beneath import Beneath
 from credgate.copyapply import put, tried
 from credgate.copychange import Change, ancestors
-from credgate.copylook import changes, opened_tree
+from credgate.copylook import changes, in_passing, opened_tree
 from credgate.copystore import Copy
 from credgate.statenotes import StateNotes, notes_of
 from credgate.text import cut, some
@@ -90,7 +90,7 @@ def bring_back(copy: Copy, known: Table) -> Back:
 
 
 def _files(copy: Copy) -> Iterator[Change]:
-    for change in changes(copy):
+    for change in changes(copy, in_passing()):
         if change.after is None or not stat.S_ISDIR(change.after.mode):
             yield change
 

@@ -16,7 +16,7 @@ from rules.policy import Role
 from rules.treenames import TreePattern, union
 
 CONTENT = 4 << 20  # bytes of a key-like file that are read; a larger one is hidden unread
-DIRECTORIES = 100_000  # whose places are remembered
+PLACED = 16 << 20  # characters of the paths of directories whose places are remembered, as long as the run lives
 # Names that say where a repository is, git-init(1), gitrepository-layout(5).
 _MARKS = frozenset({".git", ".hg", ".jj", "HEAD", "commondir"})
 
@@ -41,6 +41,7 @@ class TreeLook:
         self.readonly: list[str] = []
         self.places: dict[str, int] = {}
         self.whole = True  # every directory's place is remembered
+        self._placed = 0
         self._below = tree.rstrip("/") + "/"
         self._hiding = Hiding.of(role.hide, role.show)
         self._readonly = _patterns(role.readonly)
@@ -84,8 +85,10 @@ class TreeLook:
             self.links.append(f"{directory.rstrip('/')}/.git")
 
     def _directory(self, folder: str, entry: Entry) -> None:
-        if len(self.places) < DIRECTORIES:
-            self.places[entry.path] = entry.inode()
+        path = entry.path
+        self._placed += len(path)
+        if self._placed <= PLACED:
+            self.places[path] = entry.inode()
         else:
             self.whole = False
         if self._hiding.more_directories and self._hiding.directory(f"{folder}/{entry.name}" if folder else entry.name):

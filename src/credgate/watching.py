@@ -77,8 +77,9 @@ async def _mounts_change(session: "Session", mounts: MountWatch) -> None:
 
 
 async def _sockets_appear(session: "Session") -> None:
+    trees = [session.spec.workdir, *(tree.path for tree in session.spec.trees)]
     try:
-        found = await SocketWatch([session.spec.workdir, *(tree.path for tree in session.spec.trees)]).appears()
+        found = await SocketWatch(session.run.id, trees).appears()
     except WalkError as error:  # it grew beyond what can be looked through
         found = error.detail
     await _end_with_alarm(session, "host_socket", found)

@@ -5,13 +5,14 @@ import os
 import signal
 import socket
 import stat
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from credgate import copyapply, copytext
+from credgate import copyapply, copylook, copytext
 from credgate.beneath import Beneath
 from credgate.copies import Copies, overlay
 from credgate.copyapply import apply, relative_to
@@ -391,3 +392,81 @@ def test_changes_are_told_in_full(rig: Rig) -> None:
     body = copytext.as_json(change)
     assert (body["kind"], body["after"]) == ("modified", {"type": "file", "mode": "0755", "size": 4})
     assert "not taken over" in copytext.line(change)
+
+
+def steps(work: Callable[[], object]) -> int:
+    """How often a loop of Python's went round meanwhile: what takes long, whatever else the machine does."""
+    watch, count = sys.monitoring, 0
+
+    def one(*_: object) -> None:
+        nonlocal count
+        count += 1
+
+    watch.use_tool_id(watch.PROFILER_ID, "steps")
+    try:
+        watch.register_callback(watch.PROFILER_ID, watch.events.JUMP, one)
+        watch.set_events(watch.PROFILER_ID, watch.events.JUMP)
+        work()
+    finally:
+        watch.set_events(watch.PROFILER_ID, 0)
+        watch.free_tool_id(watch.PROFILER_ID)
+    return count
+
+
+@pytest.mark.parametrize("kind", ["not to be looked into", "directories to be made"])
+def test_twice_as_many_entries_take_twice_as_long(kind: str, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A jail makes as many as it likes, and who looks at the end is the daemon, which serves others."""
+    if kind == "not to be looked into":
+        monkeypatch.setattr(copylook._Looking, "_directory", closed_below(copylook._Looking._directory))
+
+    def look() -> None:
+        found = changes(rig.copy)
+        assert len(copyapply._chosen(found, [])[0]) == len(found)
+
+    def more(numbers: range) -> int:
+        for number in numbers:
+            rig.put(f"d{number}/f")
+        return steps(look)
+
+    few, many = more(range(500)), more(range(500, 1000))
+    assert many < 3 * few
+
+
+def closed_below(real: Callable[..., list[tuple[str, bool]]]) -> Callable[..., list[tuple[str, bool]]]:
+    """As if the jail had taken all rights from the directories that it made; root would look into them all the same."""
+
+    def directory(looking: copylook._Looking, folder: str, *, fresh: bool) -> list[tuple[str, bool]]:
+        if folder.startswith("d"):
+            raise PermissionError(13, "Permission denied")
+        return real(looking, folder, fresh=fresh)
+
+    return directory
+
+
+@pytest.mark.parametrize(("bound", "value"), [("IN_PASSING", 2), ("SECONDS", -1.0)])
+def test_the_daemon_looks_in_passing_and_keeps_what_is_too_much_for_that(
+    bound: str, value: float, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        rig.put(name)
+    copies = Copies()
+    copies._live[RUN] = (rig.copy, os.open("/dev/null", os.O_RDONLY))
+    assert copies.finish(RUN) == 3
+    monkeypatch.setattr(copylook, bound, value)
+    copies._live[RUN] = (rig.copy, os.open("/dev/null", os.O_RDONLY))
+    with pytest.raises(CopyError, match="and there are more"):
+        copies.finish(RUN)
+    assert len(changes(rig.copy)) == 3, "the user's own command looks as long as it takes"
+
+
+def test_long_paths_count_for_more(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each a text of up to 4 KiB is kept."""
+    folder = "/".join(["d" * 250] * 10)
+    for number in range(5):
+        rig.put(f"s{number}")
+    monkeypatch.setattr(copylook, "ENTRIES", 15)
+    assert len(changes(rig.copy)) == 5
+    for number in range(5):
+        rig.put(f"{folder}/{number}")
+    with pytest.raises(CopyError, match="and there are more"):
+        changes(rig.copy)

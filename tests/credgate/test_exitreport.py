@@ -109,7 +109,7 @@ def test_a_link_of_such_a_name_is_named_and_not_followed(world: World, tmp_path:
 
 
 def test_where_too_many_directories_were_to_be_remembered(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("credgate.treelook.DIRECTORIES", 1)
+    monkeypatch.setattr("credgate.treelook.PLACED", 1)
     world.begin()
     assert not world.look.whole
     assert world.report() == ExitReport()

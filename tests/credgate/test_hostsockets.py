@@ -175,7 +175,7 @@ def test_one_reading_of_the_table_serves_all_runs_for_a_while(
     monkeypatch.setattr(hostsockets, "_TABLE", hostsockets._Table())
     monkeypatch.setattr(hostsockets, "bound_now", lambda: read.append(1) or set())
     for _ in range(3):
-        assert SocketWatch([str(there)]).look() == ""
+        assert SocketWatch("r1", [str(there)]).look() == ""
     assert len(read) == dumps
 
 
@@ -185,7 +185,7 @@ def test_a_socket_that_is_bound_later(there: Path, relative: bool, monkeypatch: 
     short = Path("/tmp") / f"credgate-hs-{os.getpid()}"
     short.symlink_to(there)
     try:
-        watch = SocketWatch([str(there)])
+        watch = SocketWatch("r1", [str(there)])
         assert watch.look() == ""
         watch._soon = 0.0
         with socket.socket(socket.AF_UNIX) as sock, socket.socket(socket.AF_UNIX) as other:
@@ -202,7 +202,7 @@ def test_a_socket_that_is_bound_later(there: Path, relative: bool, monkeypatch: 
 
 def test_the_whole_look_comes_in_time(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hostsockets, "YOUNG", 0.0)
-    watch = SocketWatch([str(there)])
+    watch = SocketWatch("r1", [str(there)])
     monkeypatch.setattr(hostsockets, "bound_now", lambda: set())  # as of another network namespace
     with socket.socket(socket.AF_UNIX) as sock:
         watch._next = watch._soon = time.monotonic() + 60
@@ -219,7 +219,7 @@ def test_a_kernel_without_the_table_is_no_end(there: Path, monkeypatch: pytest.M
     monkeypatch.setattr(hostsockets, "bound_now", missing)
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind("s")
-        assert SocketWatch([str(there)]).look() == str(there / "a/deep/s")
+        assert SocketWatch("r1", [str(there)]).look() == str(there / "a/deep/s")
 
 
 def test_the_kernels_error_is_an_error() -> None:

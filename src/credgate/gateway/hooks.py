@@ -211,13 +211,13 @@ class Hooks:
             answer.trailers = Headers(cleaning.fields(tuple(answer.trailers.fields), "the trailers"))
         self.steps.finish(handler.state, exchange_of(flow))
 
-    async def socket_message(self, _handler: "GateHandler", message: SocketMessage) -> None:
+    async def socket_message(self, handler: "GateHandler", message: SocketMessage) -> None:
         """A client's message waits for its verdict."""
         exchange = exchange_of(message.flow)
         exchange.messages += 1
         if not exchange.messages % MESSAGES:
             await asyncio.sleep(0)
-        message.why = await self.steps.judge_message(exchange, message.text)
+        message.why = await self.steps.judge_message(handler.state.run, exchange, message.text)
 
     async def socket_end(self, handler: "GateHandler", end: SocketEnd) -> None:
         """A WebSocket is over: what passed is in its exchange."""

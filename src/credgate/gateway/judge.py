@@ -2,13 +2,13 @@
 rules said yes, nothing is injected before the ledger has it on disk, nothing is sent before both.
 """
 
-import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from mitmproxy.http import Headers, HTTPFlow
 
+from credgate.apart import BODIES
 from credgate.gateway import standing
 from credgate.gateway.capture import Fingerprints, marks_of
 from credgate.gateway.cleaning import is_wanted, plainly
@@ -108,7 +108,7 @@ class Judge:
         if not isinstance(verdict, Deny) or verdict.reason is Reason.SECRET_MISPLACED:
             return verdict
         # it goes nowhere, and still tells what is in the jail
-        leak = await leak_of(self.known.table(), state.run.policy, wire, None, body)
+        leak = await leak_of(self.known.table(), state.run, wire, None, body)
         return verdict if leak is None else leak
 
     async def _judge(
@@ -160,7 +160,7 @@ class Judge:
         exchange.cred_fp, exchange.query_names = sent.cred_fp, sent.query_names
         table = self.known.table()  # now that its own secrets are known
         if ready.clean is not table:
-            leak = await leak_of(table, run.policy, wire, (request, allow), body)
+            leak = await leak_of(table, run, wire, (request, allow), body)
             if leak is not None:
                 return leak
             ready.clean = table
@@ -206,10 +206,11 @@ class Judge:
             verdict = decide(run.policy, run.role, request, run.decoys, others)
             return verdict if isinstance(verdict, Deny) else (request, verdict)
         try:
-            whole = replace(request, body=decoded(request.headers, body, exchange.body_max))
+            plain = await _aside(run.id, len(body), lambda: decoded(request.headers, body, exchange.body_max))
         except Undecodable as why:
             return body_refused(str(why))
-        verdict = await _aside(len(whole.body or b""), lambda: decide(run.policy, run.role, whole, run.decoys, others))
+        whole = replace(request, body=plain)
+        verdict = await _aside(run.id, len(plain), lambda: decide(run.policy, run.role, whole, run.decoys, others))
         return verdict if isinstance(verdict, Deny) else (whole, verdict)
 
     async def _target(
@@ -252,7 +253,7 @@ class Judge:
         bound = ready.bound
         if bound is None:
             size = len(ready.request.body or b"")
-            bound = await _aside(size, lambda: injected(ready.request, ready.allow, run.decoys))
+            bound = await _aside(run.id, size, lambda: injected(ready.request, ready.allow, run.decoys))
             ready.bound = bound
         fetched: dict[str, Secret] = {}
         for binding in bound:
@@ -276,11 +277,11 @@ class Judge:
         request, allow, size = ready.request, ready.allow, len(ready.request.body or b"")
         values = {name: secret.reveal() for name, secret in fetched.items()}
         fingerprint = self.fingerprints.of(allow.endpoint, request.host, values.values())
-        out = await _aside(size, lambda: rewrite(request, allow, values, run.decoys))
+        out = await _aside(run.id, size, lambda: rewrite(request, allow, values, run.decoys))
         if is_wanted(run.policy, allow):
             out = replace(out, fields=plainly(out.fields))
         plain = out
-        out = await _aside(size, lambda: signed(request, allow, plain, values, run.decoys, body, self.known))
+        out = await _aside(run.id, size, lambda: signed(request, allow, plain, values, run.decoys, body, self.known))
         return Sent.of(
             request,
             out,
@@ -317,9 +318,9 @@ def _at_hand(
     return None
 
 
-async def _aside[T](size: int, work: Callable[[], T]) -> T:
+async def _aside[T](run: str, size: int, work: Callable[[], T]) -> T:
     """Do what takes a body of `size` bytes, decoded, apart: of 32 MiB in seconds, in which other runs would wait."""
-    return work() if size < QUICK else await asyncio.to_thread(work)
+    return work() if size < QUICK else await BODIES.do(run, work)
 
 
 def over(state: ClientState, use: Use) -> Deny | None:

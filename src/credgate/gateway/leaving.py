@@ -5,13 +5,14 @@ One in a content coding goes on as it came, and is decoded beside; a coding that
 came alone. Like the scrubbing of answers this is depth: whoever wants to can write a secret in a way nobody knows.
 """
 
-import asyncio
 from collections import Counter
 from functools import partial
 
+from credgate.apart import BODIES
 from credgate.gateway.cleaning import named
 from credgate.gateway.inflate import CODINGS, RATIO, Inflater, NotThat
 from credgate.gateway.refusal import deny
+from credgate.runs import Run
 from rules.credentials import fold_name
 from rules.places import held, key_of
 from rules.policy import PlaceKind, Policy
@@ -75,15 +76,15 @@ def _stray(table: Table, found: dict[str, int], judged: Judged, kinds: frozenset
     return frozenset(Counter(found) - placed)
 
 
-async def leak_of(table: Table, policy: Policy, wire: Wire, judged: Judged, body: bytes | None) -> Deny | None:
+async def leak_of(table: Table, run: Run, wire: Wire, judged: Judged, body: bytes | None) -> Deny | None:
     """The refusal of a request that holds a secret itself; `body` where it was read whole."""
     names, where = in_head(table, wire, judged), "head"
     if not names and body:
         search, where = partial(in_body, table, wire.headers, body, judged), "body"
         coded = any(fold_name(name) == "content-encoding" for name, _ in wire.headers)
         short = len(body) < (_LONG // RATIO if coded else _LONG)
-        names = search() if short else await asyncio.to_thread(search)
-    return misplaced(policy, names, where) if names else None
+        names = search() if short else await BODIES.do(run.id, search)
+    return misplaced(run.policy, names, where) if names else None
 
 
 def misplaced(policy: Policy, names: frozenset[str], where: str) -> Deny:

@@ -7,7 +7,9 @@ import asyncio
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+from credgate.apart import BODIES
 from credgate.gateway import standing, waiting
 from credgate.gateway.capture import collect_ids
 from credgate.gateway.cleaning import Cleaning, Unreadable, is_alarming, is_wanted, named
@@ -19,6 +21,7 @@ from credgate.gateway.refusal import HEADER, Refusal, deny, stamp
 from credgate.gateway.waiting import BodyWanted
 from credgate.ledger.record import LedgerError
 from credgate.minting.jailcall import LocalAnswer
+from credgate.runs import Run
 from rules.decide import decide_connect
 from rules.messages import misfit
 from rules.reasons import Reason
@@ -210,13 +213,12 @@ class Steps:
         over = self.sent(state, exchange, size)
         return "" if over is None else f"{over.reason.value}: {over.hint or over.message}"
 
-    async def judge_message(self, exchange: Exchange, text: bytes) -> str:
+    async def judge_message(self, run: Run, exchange: Exchange, text: bytes) -> str:
         """Hold a WebSocket's message against what its handshake was allowed with. A text: why it may not go on."""
         if exchange.allow is None:
             return "nothing was allowed"
-        if len(text) < QUICK:
-            return misfit(exchange.allow.messages, text)
-        return await asyncio.to_thread(misfit, exchange.allow.messages, text)
+        messages = exchange.allow.messages
+        return misfit(messages, text) if len(text) < QUICK else await BODIES.do(run.id, partial(misfit, messages, text))
 
     def received(self, exchange: Exchange, size: int) -> None:
         """Count bytes of the answer's body that go to the client."""
