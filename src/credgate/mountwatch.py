@@ -16,6 +16,9 @@ class MountWatch:
     always readable, so it hides behind an epoll that asks for POLLPRI alone. Each poll takes the news away, also the
     one that the kernel makes when the epoll is added to another (measured: asking it again said "nothing"): so what
     came before the wait is seen by the text, and a wake-up during the wait is a change without a second look.
+
+    The text also names what is mounted, by its path in its file system: that path changes when somebody renames it on
+    the host or puts another file in its place, as updates of programs do ("//deleted" then, measured). The mount stays.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -37,7 +40,7 @@ class MountWatch:
         return b"".join(parts)
 
     def same(self) -> bool:
-        """Whether the table is as it was when this was made."""
+        """Whether the table is as it was when this was made, and what is mounted has its name still."""
         return self._text() == self._before
 
     async def changed(self) -> None:
@@ -46,7 +49,7 @@ class MountWatch:
         seen: asyncio.Future[None] = loop.create_future()
         loop.add_reader(self._epoll.fileno(), wake, seen)
         try:
-            if self.same():
+            if _mounts(self._text()) == _mounts(self._before):
                 await seen
         finally:
             loop.remove_reader(self._epoll.fileno())
@@ -55,3 +58,8 @@ class MountWatch:
         """Close both descriptors."""
         self._epoll.close()
         os.close(self._file)
+
+
+def _mounts(table: bytes) -> list[list[bytes]]:
+    """Its lines without the fourth field of proc(5), the root of each mount."""
+    return [[*words[:3], *words[4:]] for words in map(bytes.split, table.splitlines())]

@@ -26,6 +26,7 @@ print('ready', flush=True)
 for line in sys.stdin:
     match line.strip():
         case 'mount': said = libc.mount(b'none', b'/tmp', b'tmpfs', 0, None)
+        case 'bind': said = libc.mount(sys.argv[1].encode(), sys.argv[2].encode(), None, 0x1000, None)
         case 'umount': said = libc.umount(b'/tmp')
         case 'write': said = os.system('touch /tmp/mountwatch-$$ && rm /tmp/mountwatch-$$')
     print(said, flush=True)
@@ -33,9 +34,10 @@ for line in sys.stdin:
 
 
 class Child:
-    def __init__(self) -> None:
+    def __init__(self, *paths: Path) -> None:
+        """paths: what `bind` mounts, and where."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen([sys.executable, "-I", "-c", CHILD], text=True, **pipes)
+        self.process = subprocess.Popen([sys.executable, "-I", "-c", CHILD, *paths], text=True, **pipes)
         assert self.read() == "ready"
 
     def read(self) -> str:
@@ -49,18 +51,20 @@ class Child:
         assert self.read() == "0"
 
     def end(self) -> None:
-        self.process.communicate(timeout=10)
+        self.process.communicate(timeout=60)
 
 
 @pytest.fixture
-def child() -> Iterator[Child]:
-    made = Child()
+def child(tmp_path: Path) -> Iterator[Child]:
+    for name in ("program", "place"):
+        (tmp_path / name).touch()
+    made = Child(tmp_path / "program", tmp_path / "place")
     yield made
     if made.process.poll() is None:
         made.end()
 
 
-def changes(child: Child, *words: str, patience: float = 5.0) -> bool:
+def changes(child: Child, *words: str, patience: float = 60.0) -> bool:
     """Whether a watch that is made first sees what the child does."""
 
     async def main() -> bool:
@@ -102,11 +106,33 @@ def test_a_mount_that_was_undone_while_waiting_is_seen_too(child: Child) -> None
             child.tell("umount")
 
         asyncio.get_running_loop().call_later(0.1, there_and_back)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await watch.changed()
         watch.close()
 
     asyncio.run(main())
+
+
+def test_a_program_that_is_updated_before_the_wait_is_no_change(child: Child, tmp_path: Path) -> None:
+    """Its mount stays; only the path that the table shows is another. A place that is replaced takes its mount away."""
+    child.tell("bind")
+
+    async def replaced(name: str) -> bool:
+        watch = MountWatch.of(child.process.pid)
+        (tmp_path / "newer").touch()
+        (tmp_path / "newer").rename(tmp_path / name)
+        try:
+            assert not watch.same()
+            async with asyncio.timeout(0.3):
+                await watch.changed()
+        except TimeoutError:
+            return False
+        finally:
+            watch.close()
+        return True
+
+    assert not asyncio.run(replaced("program"))
+    assert asyncio.run(replaced("place"))
 
 
 def test_writing_a_file_is_no_change(child: Child) -> None:
@@ -117,7 +143,7 @@ def test_a_change_is_seen_while_waiting(child: Child) -> None:
     async def main() -> None:
         watch = MountWatch.of(child.process.pid)
         asyncio.get_running_loop().call_later(0.1, child.tell, "mount")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await watch.changed()
         watch.close()
 
