@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["pytester", "tests.parallel", "tests.needs", "tests.again", "tests.targets.fixtures"]
+pytest_plugins = [
+    "pytester", "tests.parallel", "tests.needs", "tests.again", "tests.targets.fixtures", "tests.e2e.told",
+]  # fmt: skip
 
 CHECKOUT = Path(__file__).parent.parent
 

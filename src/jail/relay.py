@@ -40,7 +40,7 @@ TICK = 0.25  # seconds between two looks at what no descriptor tells: the foregr
 HOLD = 0.05  # seconds after which a byte that could begin an answer was a key; a terminal writes an answer at once
 READ = 512  # bytes of the terminal that are read at least, however full the buffer: a jail can't cut answers small
 QUIET = 0.1  # seconds without output after the end, before the rest is given up
-STUCK = 2.0  # seconds that a terminal may take nothing, at the end
+STUCK = 20  # times so long that a terminal may take nothing, at the end
 _LFLAG = 3  # index in termios attributes
 _FORWARDED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -318,7 +318,7 @@ class Relay:
         if event == EXITED:
             self._exited = True
         elif event == STOPPED:
-            self._empty(QUIET)
+            self._empty(1)
             self._suspend(signal.SIGTSTP)
             self._resume()
 
@@ -340,15 +340,15 @@ class Relay:
             if time.monotonic() - began < QUIET and self._held_back():
                 return  # an orphaned group is not stopped, and the kernel refuses what it writes (EIO)
 
-    def _empty(self, patience: float) -> bool:
-        """Copy what there is to the user until the jail is quiet, or the terminal took nothing for `patience` s.
+    def _empty(self, waits: int) -> bool:
+        """Copy what there is to the user until the jail is quiet, or the terminal took nothing for `waits` of QUIET.
 
+        Waits are counted, not seconds: somebody else may have the CPU for longer. What was written before is there to
+        be read, for the kernel ends its own copying first (n_tty_read and n_tty_poll, tty_buffer_flush_work).
         True where something is left that this job must not write now.
         """
-        moved = time.monotonic()
-        while self._alive and time.monotonic() - moved < patience:
-            before = len(self._to_user)
-            if self._open and before < BUFFER:
+        while self._alive and waits > 0:
+            if self._open and len(self._to_user) < BUFFER:
                 self._read_jail()
             if self._held_back():
                 return bool(self._to_user)
@@ -356,7 +356,8 @@ class Relay:
                 return False
             if self._to_user and self._wait(self._tty, select.POLLOUT):
                 self._write_user()
-                moved = time.monotonic()
+            elif self._to_user:
+                waits -= 1
         return False
 
     @staticmethod

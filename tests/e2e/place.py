@@ -12,6 +12,7 @@ from typing import Any
 from tests.conftest import OrdinaryUser
 from tests.e2e.site import BIN, TIMEOUT, Site, make_site
 
+PATIENCE = 100.0  # seconds for whatever is waited for: only a test that fails uses them up
 CLOSING = 1.0  # seconds for a daemon to close what belonged to a run whose launcher was killed
 
 
@@ -74,11 +75,11 @@ def _has(pid: int, word: bytes) -> bool:
     return word == words[0] and state != b"Z"
 
 
-def wait_for(true: Callable[[], object], what: str, seconds: float = 20.0) -> None:
+def wait_for(true: Callable[[], object], what: str | Callable[[], str], seconds: float = PATIENCE) -> None:
     """Fail unless it becomes true."""
     deadline = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what if isinstance(what, str) else what()}"
         time.sleep(0.02)
 
 

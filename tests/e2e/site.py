@@ -20,19 +20,21 @@ from tests.targets.served import Target
 BIN = Path(sys.prefix) / "bin"
 # A node that a root's home hides, or a shim of a version manager, is no command of an ordinary user's.
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-TIMEOUT = 90.0
+TIMEOUT = 100.0
+LIVING: list["Site"] = []  # those that are not closed yet: tests/e2e/told.py
 
 
 class Watched(subprocess.Popen[str]):
     """A run whose output is looked through for the site's secrets once it was read."""
 
-    def __init__(self, argv: Sequence[str], *, scan: Scan, **kw: Any) -> None:
+    def __init__(self, argv: Sequence[str], *, site: "Site", **kw: Any) -> None:
         super().__init__(argv, **kw)
-        self._scan = scan
+        self._site = site
 
     def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[str, str]:  # noqa: A002 - as print has it
         said = super().communicate(input, timeout)
-        self._scan.printed(*said)
+        self._site.scan.printed(*said)
+        self._site.note(self.args, self.returncode, said[1])
         return said
 
 
@@ -45,9 +47,15 @@ class Site:
     gid: int
     env: dict[str, str] = field(default_factory=dict)
     scan: Scan = field(init=False)
+    ended: list[tuple[str, int, str]] = field(default_factory=list, repr=False)  # words, status, what was said
 
     def __post_init__(self) -> None:
         self.scan = Scan(self.home)
+
+    def note(self, argv: object, status: int, stderr: str | None) -> None:
+        """Keep what explains a failure of this test."""
+        words = " ".join(map(str, argv)) if isinstance(argv, list) else str(argv)
+        self.ended.append((words.partition(f"{BIN}/")[2] or words, status, stderr or ""))
 
     @property
     def work(self) -> Path:
@@ -109,6 +117,7 @@ class Site:
             pass_fds=pass_fds,
         )
         self.scan.printed(done.stdout, done.stderr)
+        self.note(done.args, done.returncode, done.stderr)
         return done
 
     def run(
@@ -121,7 +130,7 @@ class Site:
         """The same, not waited for; the caller ends it, and reads what it prints by communicate()."""
         argv = [BIN / "credgate", "run", "-q", "--policy", self.home / "policy/policy.toml", *flags, "--", *command]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **kw}
-        return Watched(self.as_user(argv), scan=self.scan, env=self.environment(), cwd=self.work, text=True, **pipes)
+        return Watched(self.as_user(argv), site=self, env=self.environment(), cwd=self.work, text=True, **pipes)
 
     def policy(self, text: str, ca: Path | None = None) -> Path:
         """Write the policy that run() uses; `ca` lies beside it as ca.pem."""
@@ -147,6 +156,8 @@ class Site:
         return str(BIN / "python")
 
     def close(self) -> None:
+        if self in LIVING:
+            LIVING.remove(self)
         self.credgate("gateway", "stop")
         try:
             self.scan.close()
@@ -172,6 +183,7 @@ def make_site(uid: int, gid: int, below: str | None = None) -> Site:
     (home / "work").mkdir()
     site.own(home)
     site.policy("version = 1\n[role.dev]\n")
+    LIVING.append(site)
     return site
 
 

@@ -31,7 +31,7 @@ def ask(url, body, **headers):
     head = {"content-type": "application/json", **headers}
     request = urllib.request.Request(url, data=json.dumps(body).encode(), headers=head)
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -40,12 +40,17 @@ def message(token):
     return ask("https://api.anthropic.com/v1/messages", body, Authorization="Bearer " + token)[0]
 def refresh(token, grant="refresh_token", **more):
     return ask(TOKEN, {"grant_type": grant, "refresh_token": token, "client_id": "x", **more})
-with open(ME + ".part", "w") as out:
+with open(ME, "w") as out:
     out.write(file["refreshToken"])
-os.rename(ME + ".part", ME)
-deadline = time.monotonic() + 40
-while not os.path.exists(OTHER) and time.monotonic() < deadline:
-    time.sleep(0.1)
+def meet(mark):
+    # Until the other jail is there as well: its decoys are those of a living run alone.
+    open(ME + mark, "w").close()
+    deadline = time.monotonic() + 100
+    while not os.path.exists(OTHER + mark):
+        if time.monotonic() > deadline:
+            sys.exit("the other jail did not come to " + repr(mark))
+        time.sleep(0.05)
+meet(".begun")
 first = message(file["accessToken"])
 own = refresh(file["refreshToken"], scope="user:inference user:profile")
 print(json.dumps({
@@ -57,9 +62,8 @@ print(json.dumps({
     ],
     "environ": open("/proc/self/environ").read(),
 }))
-while not os.path.exists(OTHER + ".done") and time.monotonic() < deadline:
-    open(ME + ".done", "w").close()
-    time.sleep(0.1)
+sys.stdout.flush()
+meet(".done")
 """
 
 
@@ -101,7 +105,7 @@ def directly(api: Target, token: str) -> int:
 def test_two_jails_hold_decoys_alone_and_share_one_refresh(signed_in: Site, api: Target) -> None:
     names = ("one", "two")
     jails = [signed_in.start(signed_in.python(), "-c", AGENT, me, other) for me, other in (names, names[::-1])]
-    outputs = [jail.communicate(timeout=90) for jail in jails]
+    outputs = [jail.communicate(timeout=110) for jail in jails]
     said = [json.loads(out) for out, err in outputs if out or pytest.fail(err)]
     for jail in said:
         file, own = jail["file"], jail["own"][1]

@@ -3,14 +3,13 @@
 import json
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.agents.tmux import Screen
-from tests.e2e.place import module_site
+from tests.e2e.place import module_site, wait_for
 from tests.e2e.site import BIN, Site
 from tests.e2e.terminal import Terminal
 
@@ -24,12 +23,13 @@ saved = termios.tcgetattr(0)
 def size(*_):
     rows, columns = os.get_terminal_size(1).lines, os.get_terminal_size(1).columns
     os.write(1, b'\x1b[2;1Hsize %dx%d   ' % (columns, rows))
-signal.signal(signal.SIGWINCH, size)
 def on():
+    signal.signal(signal.SIGWINCH, size)
     tty.setraw(0)
     os.write(1, b'\x1b[?1049h\x1b[?1002h\x1b[?1006h\x1b[?2004h\x1b[2J\x1b[1;1H\x1b[31mred\x1b[0m \xe2\x96\x88')
     size()
 def off():
+    signal.signal(signal.SIGWINCH, signal.SIG_DFL)  # it would write on the shell's screen when it goes on
     os.write(1, b'\x1b[?2004l\x1b[?1006l\x1b[?1002l\x1b[?1049l')
     termios.tcsetattr(0, termios.TCSADRAIN, saved)
 on()
@@ -71,10 +71,12 @@ def modes(screen: Screen) -> str:
 
 
 def until_modes(screen: Screen, wanted: str) -> None:
-    until = time.monotonic() + 15
-    while modes(screen) != wanted:
-        assert time.monotonic() < until, (modes(screen), screen.shown())
-        time.sleep(0.1)
+    wait_for(lambda: modes(screen) == wanted, lambda: f"modes {wanted}, got {modes(screen)} of\n{screen.shown()}")
+
+
+def until_prompt(screen: Screen) -> None:
+    """The shell has its terminal back: what is typed before, while the launcher ends, is thrown away with its input."""
+    wait_for(lambda: screen.shown().split()[-1:] == ["outside>"], lambda: f"a prompt at the end of\n{screen.shown()}")
 
 
 @pytest.mark.needs("tmux")
@@ -100,6 +102,7 @@ def test_a_full_screen_program(screen: Screen) -> None:
     screen.tmux("send-keys", "C-z")
     screen.until("Stopped")
     until_modes(screen, "0 0 0")
+    until_prompt(screen)
     screen.tmux("resize-window", "-x", "100", "-y", "30")
     screen.tmux("send-keys", "-l", "fg\n")
     screen.until("size 100x30")  # the size that the terminal got meanwhile
@@ -108,6 +111,7 @@ def test_a_full_screen_program(screen: Screen) -> None:
     screen.tmux("send-keys", "q")
     screen.until("the end")
     until_modes(screen, "0 0 0")
+    until_prompt(screen)
     screen.tmux("send-keys", "-l", "echo back at $((40 + 2))\n")
     screen.until("back at 42")
 

@@ -463,7 +463,7 @@ def test_end_of_the_jails_terminal_and_of_the_events_ends_the_relay() -> None:
 
 
 def test_a_terminal_that_takes_nothing_does_not_hold_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "STUCK", 0.5)
+    monkeypatch.setattr(relay, "STUCK", 5)
 
     def action() -> bool:
         bench = Bench()

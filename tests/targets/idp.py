@@ -50,6 +50,9 @@ class Provider:
 
     refresh: str = "refresh-0"
     lifetime: float = 3600.0
+    grace: float = (
+        0.0  # seconds that it takes a token for longer than it says: the way from a busy gateway takes its time
+    )
     rotates: bool = True
     key: rsa.RSAPublicKey | None = None
     permissions: dict[str, str] = field(default_factory=dict)  # GitHub: more than was asked
@@ -85,7 +88,7 @@ class Provider:
 
     def _new(self) -> str:
         token = f"access-{secrets.token_hex(12)}"
-        self.living[token] = time.time() + self.lifetime
+        self.living[token] = time.time() + self.lifetime + self.grace
         return token
 
     def _refreshed(self, asked: Asked) -> Reply:
