@@ -36,7 +36,7 @@ from credgate.gateway.engine import Engine
 from credgate.gateway.exchange import ClientState, Key, exchange_of
 from credgate.gateway.gates import Gate, GatedReader, of_client
 from credgate.gateway.hooks import HOOKS, QUIET, Hooks
-from credgate.gateway.http2 import MAX_BACKLOG, Cutter
+from credgate.gateway.http2 import MAX_BACKLOG, MAX_UNREAD, Cutter
 from credgate.gateway.judge import wire_of
 from credgate.gateway.layers import GateHttpLayer, http_layer
 from credgate.gateway.refusal import Refusal, deny
@@ -194,6 +194,7 @@ class GateHandler(Ending, Engine):
         """Close an upstream connection; its exchange learns of it as of any other end."""
         transport = self.transports.get(connection)
         if transport is not None and transport.handler is not None:
+            self.http.forget(connection)
             transport.handler.cancel("dropped")
 
     # -- mitmproxy's engine -----------------------------------------------------------------------------------------
@@ -267,11 +268,11 @@ class GateHandler(Ending, Engine):
             return
         super().feed(event)
         if self.client.alpn == b"h2":
-            self._balance(*self.http.backlogs())
+            self._balance(*self.http.backlogs(), self.http.unread())
 
-    def _balance(self, to_client: int, to_targets: int) -> None:
+    def _balance(self, to_client: int, to_targets: int, unread: int) -> None:
         """Stop reading what would only be queued. Never both sides: each may wait for what the other one reads."""
-        behind = to_client > MAX_BACKLOG
+        behind = to_client > MAX_BACKLOG or unread > MAX_UNREAD
         self.server_gate.hold_while(behind)
         self._client_gate.hold_while(to_targets > MAX_BACKLOG and not behind)
 

@@ -7,7 +7,7 @@ no, these classes say no. They hold no policy: the hooks decide, the layers obey
 from typing import Any
 
 from mitmproxy import flow as mitm_flow
-from mitmproxy.connection import ConnectionState
+from mitmproxy.connection import Connection, ConnectionState
 from mitmproxy.http import Headers, Response
 from mitmproxy.net.http.validate import validate_headers
 from mitmproxy.proxy import commands, events, layer
@@ -29,7 +29,7 @@ from mitmproxy.proxy.layers.http._hooks import HttpErrorHook, HttpRequestHeaders
 
 from credgate.gateway.exchange import Exchange, attach, exchange_of
 from credgate.gateway.http1 import GateHttp1Client, GateHttp1Server
-from credgate.gateway.http2 import GateHttp2Server, backlog
+from credgate.gateway.http2 import GateHttp2Client, GateHttp2Server, at_target, backlog
 from credgate.gateway.websocket import WebSocket
 from rules.reasons import Reason
 
@@ -38,9 +38,9 @@ type Truth = layer.CommandGenerator[bool]
 
 
 def install() -> None:
-    """Make mitmproxy's HTTP layer build our upstream side; it has no other seam for that than this name."""
+    """Make mitmproxy's HTTP layer build our upstream sides; it has no other seam for that than these names."""
     module: Any = mitm
-    module.Http1Client = GateHttp1Client
+    module.Http1Client, module.Http2Client = GateHttp1Client, GateHttp2Client
 
 
 def http_layer(context: Context) -> "GateHttpLayer":
@@ -64,6 +64,16 @@ class GateHttpLayer(mitm.HttpLayer):
         client = self.context.client
         to_targets = sum(backlog(end) for connection, end in self.connections.items() if connection is not client)
         return backlog(self.connections.get(client)), to_targets
+
+    def unread(self) -> int:
+        """Bytes of HTTP/2 of all upstreams together that wait to be looked at."""
+        return sum(end.unread for end in map(at_target, self.connections.values()) if end is not None)
+
+    def forget(self, connection: Connection) -> None:
+        """An upstream connection is given up: nothing of what it said is looked at any more."""
+        end = at_target(self.connections.get(connection))
+        if end is not None:
+            end.forget()
 
 
 class GateStream(mitm.HttpStream):
