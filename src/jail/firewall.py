@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, Protocol
 
+from jail import netdump
 from jail.errors import JailError, Unsupported
 
 type Json = dict[str, Any]
@@ -270,7 +271,18 @@ def _planned(ports: frozenset[int]) -> tuple[str, ...]:
 
 def counters(listing: list[Json]) -> dict[str, int]:
     """Packets by counter name. Pure; raises KeyError where the listing is not one of our ruleset."""
-    found = {entry["counter"]["name"]: int(entry["counter"]["packets"]) for entry in listing if "counter" in entry}
+    return _ours({e["counter"]["name"]: int(e["counter"]["packets"]) for e in listing if "counter" in e})
+
+
+def counted() -> dict[str, int]:
+    """The same, asked of the kernel for the network namespace that this process is in. Raises JailError."""
+    try:
+        return _ours(netdump.counters(TABLE))
+    except KeyError as error:
+        raise JailError("berth_firewall", f"the kernel shows no counter {error}") from error
+
+
+def _ours(found: dict[str, int]) -> dict[str, int]:
     return {name: found[name] for name in COUNTERS}
 
 

@@ -41,7 +41,7 @@ class Held:
                     return self._facts(), []
                 case "counters":
                     with self._inside(self._gate):
-                        return {"ok": True, "counters": firewall.counters(self._open().listing())}, []
+                        return {"ok": True, "counters": firewall.counted()}, []
                 case "socket":
                     return {"ok": True}, [self._outgoing()]
                 case other:

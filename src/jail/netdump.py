@@ -1,7 +1,10 @@
-"""What rtnetlink says of the calling process's network namespace: links, addresses, routes, rules. Nothing is changed.
+"""What netlink says of the calling process's network namespace: links, addresses, routes, rules, and the firewall's
+named counters. Nothing is changed.
 
 Read by itself where pyroute2 takes 8 ms of CPU for it (an event loop, a class a message): each run asks for it twice.
-Formats: rtnetlink(7), linux/if_link.h, linux/if_addr.h, linux/rtnetlink.h, linux/fib_rules.h.
+For the counters libnftables reads, and words, the whole ruleset: 2.4 ms in which the end of each run is waited for.
+Formats: rtnetlink(7), linux/if_link.h, linux/if_addr.h, linux/rtnetlink.h, linux/fib_rules.h,
+linux/netfilter/nfnetlink.h, linux/netfilter/nf_tables.h.
 """
 
 import errno
@@ -24,6 +27,10 @@ _GETLINK, _GETADDR, _GETROUTE, _GETRULE = 18, 22, 26, 34
 _LINK = struct.Struct("=BxHiII")  # family, type, index, flags, change
 _ADDRESS = struct.Struct("=BBBBI")  # family, prefix length, flags, scope, index
 _ROUTE = struct.Struct("=BBBBBBBBI")  # family, dst length, src length, tos, table, protocol, scope, type, flags
+_NETFILTER = 12  # NETLINK_NETFILTER
+_GETOBJ = 10 << 8 | 19  # NFNL_SUBSYS_NFTABLES, NFT_MSG_GETOBJ
+_OBJECT = struct.Struct("=BBH")  # nfgenmsg: family, version, resource
+_INET, _COUNTER = 1, 1  # NFPROTO_INET, NFT_OBJECT_COUNTER
 _TYPE = 0x3FFF  # of an attribute, without its flags
 _UP = 1
 _SELECTORS = {
@@ -55,9 +62,31 @@ def facts() -> Json:
         raise JailError("berth_facts", f"netlink: an answer of another shape: {error}") from error
 
 
-def _dump(sock: socket.socket, kind: int, head: struct.Struct) -> Iterator[tuple[tuple[int, ...], Attributes]]:
-    """Ask for all of a kind, of every family. Raises OSError; EINTR where the table changed while it was read."""
-    sock.sendall(_HEADER.pack(_HEADER.size + head.size, kind, _REQUEST_DUMP, kind, 0) + bytes(head.size))
+def counters(table: str) -> dict[str, int]:
+    """Packets by name of the counters that a table of the family inet has. Raises JailError.
+
+    The asking thread has CAP_NET_ADMIN over the namespace: else the kernel answers EPERM.
+    """
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETFILTER) as sock:
+            found = [has for _, has in _dump(sock, _GETOBJ, _OBJECT, _INET)]
+            named = [
+                has for has in found if _text(has[1]) == table and _be(has[3]) == _COUNTER
+            ]  # NFTA_OBJ_TABLE, _TYPE
+            # NFTA_OBJ_NAME, NFTA_OBJ_DATA with NFTA_COUNTER_PACKETS
+            return {_text(has[2]): _be(_attributes(has[4])[2]) for has in named}
+    except OSError as error:
+        raise JailError("berth_counters", f"netlink: {error.strerror}", "", error.errno or 0) from error
+    except (struct.error, LookupError, ValueError) as error:
+        raise JailError("berth_counters", f"netlink: an answer of another shape: {error}") from error
+
+
+def _dump(
+    sock: socket.socket, kind: int, head: struct.Struct, family: int = 0
+) -> Iterator[tuple[tuple[int, ...], Attributes]]:
+    """Ask for all of a kind, 0: of every family. Raises OSError; EINTR where the table changed while it was read."""
+    asked = bytes([family]).ljust(head.size, b"\0")  # the first byte of each head is the family
+    sock.sendall(_HEADER.pack(_HEADER.size + head.size, kind, _REQUEST_DUMP, kind, 0) + asked)
     while True:
         data, _, flags, _ = sock.recvmsg(MOST)
         if flags & socket.MSG_TRUNC:
@@ -96,6 +125,11 @@ def _attributes(data: bytes) -> Attributes:
 
 def _number(value: bytes | None) -> int:
     return 0 if value is None else int(struct.unpack("=I", value)[0])
+
+
+def _be(value: bytes) -> int:
+    """A number of nf_tables, in network byte order."""
+    return int.from_bytes(value)
 
 
 def _text(value: bytes) -> str:

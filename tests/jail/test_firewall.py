@@ -1,10 +1,12 @@
 """Invariant: what the kernel holds is the ruleset that was decided, or there is an error. No host is touched."""
 
+import contextlib
 import copy
 import importlib
 import json
 import os
 import shutil
+import socket
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jail import firewall
+from jail import firewall, netchange
 from jail.errors import JailError, Unsupported
 from rules.addresses import AddressClass, classify
 from tests.conftest import OrdinaryUser
@@ -182,6 +184,29 @@ def test_kernel_gives_back_what_was_applied(way: str, ordinary_user: OrdinaryUse
         ]
 
     assert attempt(body, uid=ordinary_user.uid).value == [True, [], [], 2, 0]
+
+
+@pytest.mark.needs("nftables")
+def test_counters_asked_of_the_kernel_are_those_of_the_listing(ordinary_user: OrdinaryUser) -> None:
+    def body() -> list[object]:
+        nf = backend("binding" if importlib.util.find_spec("nftables") else "program")
+        try:
+            firewall.counted()
+        except JailError as error:
+            nothing = error.code
+        firewall.apply(nf, PORTS)
+        other = {"family": "inet", "table": "other", "name": "leaving", "packets": 99, "bytes": 0}
+        nf.run([{"add": {"table": {"family": "inet", "name": "other"}}}, {"add": {"counter": other}}])
+        netchange.set_up(1)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            for _ in range(3):
+                with contextlib.suppress(PermissionError):  # dropped on its way out, and counted
+                    sock.sendto(b"x", ("127.0.0.1", 9))
+        listed = [entry for entry in nf.listing() if entry.get("counter", {}).get("table") != "other"]
+        return [nothing, firewall.counted(), firewall.counters(listed)]
+
+    expected = dict.fromkeys(firewall.COUNTERS, 0) | {"leaving": 3}
+    assert attempt(body, uid=ordinary_user.uid).value == ["berth_firewall", expected, expected]
 
 
 @pytest.mark.needs("nftables")

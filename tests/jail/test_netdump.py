@@ -1,5 +1,6 @@
 """Our own reading of rtnetlink says what pyroute2 says, and takes no bytes for what they are not."""
 
+import contextlib
 import os
 import socket
 import struct
@@ -143,3 +144,45 @@ def test_a_namespace_that_says_no_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("jail.netdump.socket.socket", refuses)
     with pytest.raises(JailError, match="berth_facts"):
         netdump.facts()
+
+
+def attribute(kind: int, value: bytes) -> bytes:
+    return (struct.pack("=HH", 4 + len(value), kind) + value).ljust(4 + (len(value) + 3) // 4 * 4, b"\0")
+
+
+def named(table: bytes, name: bytes, packets: int, kind: int = 1) -> bytes:
+    """What the kernel says of an object of a table: linux/netfilter/nf_tables.h."""
+    data = attribute(1, (7).to_bytes(8)) + attribute(2, packets.to_bytes(8))
+    has = attribute(1, table + b"\0") + attribute(2, name + b"\0") + attribute(3, kind.to_bytes(4))
+    return message(10 << 8 | 18, bytes(4) + has + attribute(4 | 0x8000, data))
+
+
+def kernel_says(monkeypatch: pytest.MonkeyPatch, *answers: bytes) -> None:
+    monkeypatch.setattr("jail.netdump.socket.socket", lambda *_: contextlib.nullcontext(_Kernel(*answers)))
+
+
+def test_counters_are_those_of_the_table_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    quota = named(b"mine", b"quota", 5, kind=2)
+    said = named(b"mine", b"one", 1 << 40) + named(b"other", b"one", 3) + quota + named(b"mine", b"two", 0)
+    kernel_says(monkeypatch, said, message(3))
+    assert netdump.counters("mine") == {"one": 1 << 40, "two": 0}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        message(2, struct.pack("=i", -1)),
+        message(10 << 8 | 18, bytes(4) + attribute(1, b"mine\0")),
+        message(10 << 8 | 18, bytes(4) + attribute(1, b"mine\0") + attribute(3, (1).to_bytes(4))),
+        b"\x03",
+    ],
+)
+def test_counters_of_another_shape_are_none(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel_says(monkeypatch, said, message(3))
+    with pytest.raises(JailError, match="berth_counters"):
+        netdump.counters("mine")
+
+
+def test_counters_are_not_for_whoever_has_no_right_over_the_namespace() -> None:
+    """The control of what the keeper reads: it made the namespace."""
+    assert attempt(lambda: netdump.counters("credgate"), uid=USERS[-1]).code == "berth_counters"
