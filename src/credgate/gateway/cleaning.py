@@ -61,14 +61,14 @@ class Cleaning:
     """One answer. `report` is told the name of each secret that was written over, and in what."""
 
     table: Table
-    scrubber: Scrubber
     report: Callable[[str, str], None]
+    scrubber: Scrubber | None = None  # once something came that isn't whole
     inflater: Inflater | None = None
 
     @classmethod
     def make(cls, table: Table, report: Callable[[str, str], None]) -> "Cleaning":
         """For an answer that is about to come."""
-        return cls(table=table, scrubber=Scrubber(table), report=report)
+        return cls(table=table, report=report)
 
     @property
     def decodes(self) -> bool:
@@ -111,6 +111,12 @@ class Cleaning:
                 raise Unreadable(str(why)) from None
         return self._scrubbed(data) if data else b""
 
+    def whole(self, body: bytes) -> bytes:
+        """As feed and finish, for a body of which nothing came before. Raises Unreadable."""
+        if self.inflater is None and self.scrubber is None:
+            return self.text(body, "the body")
+        return self.feed(body) + self.finish()
+
     def finish(self) -> bytes:
         """The end of the body, and what was held of it. Raises Unreadable."""
         if self.inflater is not None:
@@ -118,7 +124,7 @@ class Cleaning:
                 self.inflater.finish()
             except NotThat as why:
                 raise Unreadable(str(why)) from None
-        return self.scrubber.finish()
+        return b"" if self.scrubber is None else self.scrubber.finish()
 
     def message(self, data: bytes) -> bytes:
         """The same for the payload of a WebSocket's messages."""
@@ -126,13 +132,16 @@ class Cleaning:
 
     def pause(self) -> bytes:
         """What was held, as nothing more may come for long; what matched so far counts on."""
-        return self.scrubber.flush()
+        return b"" if self.scrubber is None else self.scrubber.flush()
 
     def _scrubbed(self, data: bytes, where: str = "the body") -> bytes:
-        known = len(self.scrubber.hits)
+        if self.scrubber is None:
+            self.scrubber = Scrubber(self.table)
+        hits = self.scrubber.hits
+        known = len(hits)
         out = self.scrubber.feed(data)
-        if len(self.scrubber.hits) > known:
-            for name in list(self.scrubber.hits)[known:]:
+        if len(hits) > known:
+            for name in list(hits)[known:]:
                 self.report(name, where)
         return out
 

@@ -22,7 +22,7 @@ from credgate.gateway.head import (
     RequestHead,
     take_request,
 )
-from credgate.gateway.lanetarget import TargetSide
+from credgate.gateway.laneanswer import Answering
 from credgate.gateway.refusal import deny
 from credgate.gateway.turn import Turn, keeps
 from rules.reasons import Reason
@@ -37,7 +37,7 @@ SHORT_LINGER = 1.0  # the same behind what was no head
 MAX_AHEAD = MAX_HEAD * 2  # bytes of requests sent ahead of an answer
 
 
-class Lane(TargetSide):
+class Lane(Answering):
     """One client connection in HTTP/1.1. `outer`: the explicit proxy's port, before any CONNECT."""
 
     def __init__(self, client: "Client", *, outer: bool) -> None:

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from operator import is_
+from typing import TYPE_CHECKING
 
 from credgate.gateway import standing
 from credgate.gateway.clientcert import certificate_of
@@ -23,6 +24,9 @@ from rules.queries import names_of
 from rules.request import Outgoing, Request, Wire
 from rules.scrub import Table
 from rules.verdict import Allow
+
+if TYPE_CHECKING:
+    from credgate.gateway.again import Again
 
 MOST = 128  # heads that one run's requests are known by
 MAX_HEAD = 8 << 10  # bytes of one of them
@@ -50,6 +54,7 @@ class Sent:
     lines: bytes = field(repr=False)  # likewise, spelt; b"" where they can't be beforehand
     # of the ledger's intent: what else decides it, its form, and words of its own
     form: tuple[tuple[str, ...], Form, Mapping[str, bytes]] | None = None
+    again: "Again | None" = None  # of the last answer's head
 
     @classmethod
     def of(

@@ -11,6 +11,7 @@ from functools import partial
 
 from credgate.apart import BODIES
 from credgate.gateway import standing, waiting
+from credgate.gateway.again import UNAUTHORIZED, Again
 from credgate.gateway.capture import collect_ids
 from credgate.gateway.cleaning import Cleaning, Unreadable, is_alarming, is_wanted, named
 from credgate.gateway.deadline import Deadline
@@ -25,13 +26,13 @@ from credgate.runs import Run
 from rules.decide import decide_connect
 from rules.messages import misfit
 from rules.reasons import Reason
-from rules.request import Outgoing, Wire
+from rules.request import Outgoing, Request, Wire
+from rules.scrub import Table
 from rules.upgrades import accepts
 from rules.verdict import Deny, Tunnel
 
 type Fields = tuple[tuple[bytes, bytes], ...]
 
-UNAUTHORIZED = 401
 _PORT = re.compile(rb"[1-9][0-9]{0,4}")
 _NEVER_BACK = frozenset({b"alt-svc", b"upgrade", b"proxy-authenticate", HEADER})
 _COOKIES = frozenset({b"set-cookie"})
@@ -191,19 +192,23 @@ class Steps:
 
     def _cleaned(self, state: ClientState, exchange: Exchange, status: int, fields: Fields) -> Fields:
         """An answer's headers without secrets, and how its body will be searched. Raises Unreadable."""
-        run, request, allow = state.run, exchange.request, exchange.allow
-        if request is None or allow is None or not is_wanted(run.policy, allow):
+        request, allow = exchange.request, exchange.allow
+        if request is None or allow is None or not is_wanted(state.run.policy, allow):
             return fields
-
-        def report(secret: str, where: str) -> None:
-            found = f"{named(run.policy, secret)} in {where}"
-            exchange.scrubbed.append(found)
-            if is_alarming(run.policy, secret):
-                run.alarm("secret_scrubbed", f"{found} of the answer to {request.method} {request.host}")
-
-        exchange.cleaning = Cleaning.make(self.judge.known.table(), report)
+        cleaning = exchange.cleaning = _cleaning(self.judge.known.table(), state.run, exchange, request)
         bodiless = request.method == "HEAD" or status in (101, 204, 304)
-        return exchange.cleaning.head(status, fields, bodiless=bodiless)
+        return cleaning.head(status, fields, bodiless=bodiless)
+
+    def answered_again(self, state: ClientState, exchange: Exchange, again: Again) -> bool:
+        """As `answered`, for a head of which all is known. False: by now other secrets are searched for."""
+        table, request = again.table, exchange.request
+        if table is not None:
+            if request is None or self.judge.known.table() is not table:
+                return False
+            exchange.cleaning = _cleaning(table, state.run, exchange, request)
+        exchange.disarm()
+        exchange.status, exchange.ids = again.status, again.ids
+        return True
 
     def passed(self, state: ClientState, exchange: Exchange, outward: bool, size: int) -> str:
         """Count bytes of a WebSocket, `outward` to the target. A text: they may not pass, and the socket ends."""
@@ -238,6 +243,16 @@ class Steps:
             return
         exchange.refusal = exchange.refusal or Refusal(deny=deny(exchange.failure))
         self.finish(state, exchange, reason=exchange.failure)
+
+
+def _cleaning(table: Table, run: Run, exchange: Exchange, request: Request) -> Cleaning:
+    def report(secret: str, where: str) -> None:
+        found = f"{named(run.policy, secret)} in {where}"
+        exchange.scrubbed.append(found)
+        if is_alarming(run.policy, secret):
+            run.alarm("secret_scrubbed", f"{found} of the answer to {request.method} {request.host}")
+
+    return Cleaning.make(table, report)
 
 
 def _drops_cookies(exchange: Exchange) -> bool:

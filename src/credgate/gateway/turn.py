@@ -93,16 +93,20 @@ def request_bytes(turn: Turn) -> bytes:
     return head + b"\r\n"
 
 
-def answer_bytes(turn: Turn, head: ResponseHead, fields: Fields) -> bytes:
-    """The answer's head for the client, framed as its body will be sent."""
+def answer_lines(turn: Turn, head: ResponseHead, fields: Fields) -> bytes:
+    """The answer's head for the client, framed as its body will be sent, but for its end."""
     named = tokens(head.fields, b"connection")
     drop = _HOP | named if named else _HOP
     if head.status == 204:  # RFC 9110 8.6
         drop |= frozenset({b"content-length"})
     lines = [b"%b: %b\r\n" % field for field in fields if field[0].lower() not in drop]
     chunked = b"transfer-encoding: chunked\r\n" if turn.chunked else b""
-    end = b"connection: close\r\n\r\n" if closes(turn) else b"\r\n"
-    return b"HTTP/1.1 %d %b\r\n%b%b%b" % (head.status, head.phrase, b"".join(lines), chunked, end)
+    return b"HTTP/1.1 %d %b\r\n%b%b" % (head.status, head.phrase, b"".join(lines), chunked)
+
+
+def ended(turn: Turn, lines: bytes) -> bytes:
+    """That head with its end."""
+    return lines + (b"connection: close\r\n\r\n" if closes(turn) else b"\r\n")
 
 
 def closes(turn: Turn) -> bool:
