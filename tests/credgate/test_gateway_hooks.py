@@ -35,6 +35,14 @@ async def get(rig: Rig) -> bytes:
     return await raw_get(await rig.tunnel(), rig)
 
 
+async def get_again(rig: Rig) -> bytes:
+    """The same request once more, whose answer has the same head; what came of the second."""
+    client, asked = await rig.tunnel(), b"GET /ok/a HTTP/1.1\r\nHost: api.good.test:%d\r\n\r\n" % rig.direct
+    assert (await client.ask(asked)).status == 200
+    client.writer.write(asked)
+    return await client.rest()
+
+
 async def unreachable(rig: Rig) -> bytes:
     rig.names["up.good.test"] = (ip_address("127.0.0.77"),)
     return await raw_get(await rig.tunnel("up.good.test"), rig, "up.good.test")
@@ -262,6 +270,7 @@ STEPS_DRIVEN: dict[str, tuple[Drive, bool]] = {
     "leaving": (upload, False),
     "sent": (upload, False),
     "answered": (get, True),
+    "answered_again": (get_again, True),
     "received": (get, True),
     "finish": (get, True),
     "broke": (unreachable, False),
@@ -363,7 +372,7 @@ WAYS: dict[str, tuple[type, Drive]] = {
     "_open": (Lane, get),
     "connected": (Lane, get),
     "_send_head": (Lane, get),
-    "connect": (Dialler, get),
+    "reach": (Dialler, get),
     "context": (TargetTls, get),
     "_dial": (Link, get),
     "_no_handshake": (Client_, bad_hello),

@@ -2,11 +2,14 @@
 
 import logging
 import traceback
+from typing import TYPE_CHECKING
 
 from credgate.gateway.exchange import ClientState
-from credgate.gateway.hooks import Hooks
 from credgate.ledger.record import LedgerError
 from rules.reasons import Reason
+
+if TYPE_CHECKING:
+    from credgate.gateway.hooks import Hooks
 
 logger = logging.getLogger(__name__)
 
@@ -16,7 +19,7 @@ class Ending:
 
     state: ClientState
     dead = False  # nothing that comes is looked at any more
-    _hooks: Hooks
+    _hooks: "Hooks"
 
     def kill(self) -> None:
         """Close the client's connection and every upstream one at once, with nothing more sent on any."""

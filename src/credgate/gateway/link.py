@@ -16,6 +16,7 @@ from credgate.gateway.dial import DialError, Dialler
 from credgate.gateway.exchange import Target
 from credgate.gateway.pipe import Pipe
 from credgate.gateway.targettls import TargetTls, pinned
+from credgate.gateway.wire import Wire
 from credgate.runs import Run
 from rules.addresses import unmap
 from rules.reasons import Reason
@@ -82,7 +83,7 @@ class Link:
                 context = await contexts.context(target.endpoint, target.client)
             target = await dialler.fresh(target, self.owned.run.lookups)
             self.owned = replace(self.owned, target=target)
-            streams = await dialler.connect(target, self._asked)
+            found = await dialler.reach(target, self._asked)
         except CredgateError as error:  # a CA file that is gone; without it there is no handshake
             self._fail(Reason.UPSTREAM_TLS, error.detail)
             return
@@ -90,7 +91,11 @@ class Link:
             self._fail(error.reason, error.detail)
             return
         pipe = self._pipe = Pipe(self)
-        ahead = pipe.adopt(streams)
+        ahead = b""
+        if isinstance(found, tuple):
+            ahead = pipe.adopt(found)
+        else:
+            Wire(found, pipe).attach()
         peer = unmap(ip_address((pipe.info("peername") or ("",))[0]))
         if peer not in target.addresses:  # whatever moved the connection, the address was not judged
             raise RuntimeError("the peer's address is not the pin")

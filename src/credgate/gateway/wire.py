@@ -1,4 +1,4 @@
-"""An accepted socket on the loop, for a pipe: what asyncio's transport does for it, in one turn of the loop instead of
+"""A connected socket on the loop, for a pipe: what asyncio's transport does for it, in one turn of the loop instead of
 four, and without a task, a future and three calls that wait for their turn (docs/decisions/0165).
 """
 
@@ -33,10 +33,14 @@ class Wire(asyncio.Transport):
         self._broke: Exception | None = None  # why
         self._inside = False  # what is called was brought about by reading, and nothing but that
 
-    def begin(self) -> None:
-        """Tell the pipe, and read: what a client says first is often there by now."""
+    def attach(self) -> None:
+        """Tell the pipe, and read once the loop says that there is something."""
         self._loop.add_reader(self._fd, self._readable)
         self._pipe.connection_made(self)
+
+    def begin(self) -> None:
+        """The same, and read: what a client says first is often there by now."""
+        self.attach()
         if self.is_reading():
             self._readable()
 
