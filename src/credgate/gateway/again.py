@@ -5,8 +5,6 @@ secrets in it. What else decides it, the policy and the table of what is searche
 changes in place. Kept is only a head in which nothing was found, whose answer has an end of its own.
 """
 
-from collections.abc import Mapping
-
 import msgspec
 
 from credgate.gateway.exchange import Exchange
@@ -25,7 +23,7 @@ class Again(msgspec.Struct, eq=False, frozen=True, kw_only=True):
     policy: Policy
     table: Table | None  # None: the answer is not searched
     status: int
-    ids: Mapping[str, str]
+    ids: dict[str, str]  # never changed
     length: int | None  # of the body; None: it is in chunks
     chunked: bool  # so are the client's
     keep: bool  # the target keeps its connection

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -94,7 +94,7 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
     client_gone: bool = False
     finished: bool = False  # an outcome or a denial is in the ledger
     status: int = 0
-    ids: Mapping[str, str] = msgspec.field(default_factory=dict)
+    ids: dict[str, str] = msgspec.field(default_factory=dict)
     req_bytes: int = 0
     resp_bytes: int = 0
     started: float = msgspec.field(default_factory=time.monotonic)
