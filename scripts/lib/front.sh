@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # `credgate run` as a program of its own, which starts no interpreter (src/credgate/native). Without a compiler the
-# command stays what pip installed, and each launch costs an interpreter's start more.
+# command stays what pip installed, and each launch costs an interpreter's start more. And the compiled modules
+# (src/credgate/native/modules), which need Python's headers too: without them modules in Python serve.
 
 build_front() {
     if [ ! -w .venv/bin ]; then return; fi
@@ -8,4 +9,11 @@ build_front() {
     # Also where there is a compiler: Debian's gcc comes without libc's headers where recommended packages are left out.
     if is_root && type -P apt-get >/dev/null; then (apt_install gcc libc6-dev) || true; fi
     .venv/bin/python -I -m credgate.buildfront || warn "each launch starts an interpreter"
+}
+
+build_modules() {
+    local site
+    site=$(.venv/bin/python -I -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
+    if [ ! -w "$site" ]; then return; fi
+    .venv/bin/python -I -m credgate.buildmodules || warn "modules in Python serve in their place, each request costs more"
 }

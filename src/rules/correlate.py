@@ -70,6 +70,11 @@ class Marks:
         """What stands in the User-Agent of request `seq`, "" where nothing does."""
         return f"credgate/{tag_of(self.run, seq)}" if Correlate.USER_AGENT in self.names else ""
 
+    @property
+    def ua_tag_begin(self) -> str:
+        """All of a `ua_tag` but the number at its end, "" where there is none."""
+        return f"credgate/{run8(self.run)}-" if Correlate.USER_AGENT in self.names else ""
+
     def ids(self, seq: int) -> Mapping[str, str]:
         """The ids that request `seq` gets, by header name."""
         if self.names <= DEFAULT:

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from credgate.ledger import linking
 from credgate.ledger.chain import Head, link
 from credgate.ledger.form import Form, fragment
-from credgate.ledger.record import LedgerError, Stamp, clean_fields
+from credgate.ledger.record import LedgerError, Stamp, canonical, clean_fields
 from credgate.ledger.report import Status
+from credgate.ledger.tree import Tree
 from credgate.ledger.verify import verify
 from credgate.ledger.writer import Ledger, SystemCalls
 from tests.credgate.ledger_rig import no_kernel
@@ -50,18 +52,27 @@ STAMP = st.builds(Stamp, ts=TEXT, boot=TEXT, mono_ns=st.integers(0, 2**63 - 1))
 HEAD = st.builds(Head, seq=st.integers(0, 2**60), sha256=st.text("0123456789abcdef", min_size=64, max_size=64))
 
 
-def filled(holes: Mapping[str, object]) -> dict[str, bytes]:
-    """Fragments of cleaned values; b"" where one doesn't apply."""
+def filled(holes: Mapping[str, object]) -> tuple[bytes | None, ...]:
+    """Fragments of cleaned values; None where one doesn't apply."""
     cleaned = clean_fields("outcome", holes)
-    return {name: fragment(name, cleaned[name]) if name in cleaned else b"" for name in holes}
+    return tuple(fragment(name, cleaned[name]) if name in cleaned else None for name in holes)
 
 
 @given(fixed=FIXED, holes=HOLES, stamp=STAMP, head=HEAD)
 def test_a_form_makes_the_very_line(
     fixed: dict[str, object], holes: dict[str, object], stamp: Stamp, head: Head
 ) -> None:
-    made = Form("outcome", fixed, holes).link(head, stamp, filled(holes))
-    assert made == link(head, "outcome", clean_fields("outcome", {**fixed, **holes}), stamp)
+    expected, _ = link(head, "outcome", clean_fields("outcome", {**fixed, **holes}), stamp)
+    template = Form("outcome", fixed, holes).template
+    boot, ts = fragment("boot", stamp.boot), canonical(stamp.ts)
+    for values in (filled(holes), tuple(holes.values())):
+        chain = linking.chain_of((head.seq, head.sha256), tree_of(head.seq))
+        assert chain.put(template, values, boot, "", ts, stamp.mono_ns) == head.seq + 1
+        assert chain.take() == expected
+
+
+def tree_of(size: int) -> Tree:
+    return Tree(size, [bytes([n]) * 32 for n in range(size.bit_count())])
 
 
 @pytest.mark.parametrize("holes", [["host"], ["via"], ["verdict"], ["hots"], ["hash"], ["v"]])
@@ -73,8 +84,8 @@ def test_what_cannot_be_a_hole_is_said_at_once(holes: list[str]) -> None:
 FORM = Form("intent", {"run": "r", "host": "h"}, ["ua_tag"])
 
 
-def tagged(seq: int) -> dict[str, bytes]:
-    return {"ua_tag": fragment("ua_tag", f"t{seq}")}
+def tagged(seq: int) -> tuple[bytes]:
+    return (fragment("ua_tag", f"t{seq}"),)
 
 
 class HasFileno(Protocol):

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from credgate import apparmor, buildfront, filters
+from credgate import apparmor, buildfront, buildmodules, filters
 from credgate.backends import FORCED, Backend, BackendKind, choose_backend
 from credgate.errors import CredgateError, print_error
 from credgate.paths import PlaceError, Places, check_private_dir
@@ -94,7 +94,15 @@ def main(argv: Sequence[str]) -> int:
     try:
         places = Places.from_env(os.environ)
         probed = (_probed(name, places) for name in _LABELS)
-        checks = [_python(), *probed, _front(), *_sources(places, options.policy), _keyring(places), _state(places)]
+        checks = [
+            _python(),
+            *probed,
+            _front(),
+            _modules(),
+            *_sources(places, options.policy),
+            _keyring(places),
+            _state(places),
+        ]
     except CredgateError as error:
         return print_error(error)
     status = _CANNOT if any(check.state is State.MISSING for check in checks) else 0
@@ -206,6 +214,15 @@ def _front() -> Check:
     detail = "a run starts a Python interpreter, which costs 15 ms of CPU, and 4 MB while it lasts"
     mend = "scripts/setup with a C compiler installed, or python -I -m credgate.buildfront by that Python's owner"
     return Check(name="launcher", state=State.LESSER, detail=detail, mend=mend)
+
+
+def _modules() -> Check:
+    missing = buildmodules.missing()
+    if not missing:
+        return Check(name="compiled modules", state=State.OK, detail=f"{buildmodules.PLACE}: as their sources are")
+    detail = f"no current {', '.join(missing)}: Python does it in their place, each request takes more CPU"
+    mend = "scripts/setup with a C compiler and Python's headers, or python -I -m credgate.buildmodules by its owner"
+    return Check(name="compiled modules", state=State.LESSER, detail=detail, mend=mend)
 
 
 def _state(places: Places) -> Check:

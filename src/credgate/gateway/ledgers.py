@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from credgate.gateway.exchange import Exchange
     from credgate.ledger.form import Form
+    from credgate.ledger.linking import Given
     from credgate.runs import Run
 
 
@@ -27,7 +28,7 @@ class Appends(Protocol):
 class TakesForms(Protocol):
     """A ledger of this process."""
 
-    def put(self, form: "Form", fill: Callable[[int], Mapping[str, bytes]], *, held: bool = False) -> int:
+    def put(self, form: "Form", values: "Given", *, held: bool = False) -> int:
         """As Ledger.put."""
         ...
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from credgate.gateway import standing
 from credgate.gateway.clientcert import certificate_of
 from credgate.ledger.form import Form
+from credgate.ledger.linking import Given
 from credgate.runs import Run
 from credgate.secretvalue import Secret
 from rules.correlate import DEFAULT, Correlate, Marks
@@ -52,8 +53,8 @@ class Sent:
     query_names: tuple[str, ...]
     rest: tuple[tuple[bytes, bytes], ...] = field(repr=False)  # the fields beside the User-Agent
     lines: bytes = field(repr=False)  # likewise, spelt; b"" where they can't be beforehand
-    # of the ledger's intent: what else decides it, its form, and words of its own
-    form: tuple[tuple[str, ...], Form, Mapping[str, bytes]] | None = None
+    # of the ledger's intent: what else decides it, its form, and values of its own
+    form: tuple[tuple[str, ...], Form, Given] | None = None
     again: "Again | None" = None  # of the last answer's head
 
     @classmethod

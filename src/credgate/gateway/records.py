@@ -14,9 +14,10 @@ from credgate.gateway.ledgers import Appends, TakesEnds, TakesForms
 from credgate.gateway.refusal import Refusal
 from credgate.known import KnownValues
 from credgate.ledger.form import Form, fragment
+from credgate.ledger.linking import Given, Values
 from credgate.ledger.record import LedgerError, clean_fields
 from credgate.runs import TURNED_AWAY
-from rules.correlate import Marks
+from rules.correlate import DEFAULT, Marks
 from rules.reasons import Reason
 from rules.request import Wire
 from rules.scrub import Table
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 ALARMING = frozenset({Reason.PLACEHOLDER_MISPLACED, Reason.SECRET_MISPLACED})
 
 
-type Claimed = tuple[Form, Mapping[str, bytes]]
+type Claimed = tuple[Form, tuple[bytes | None, ...]]
 
 
 class Records:
@@ -62,17 +63,18 @@ class Records:
                 lambda seq: {"ua_tag": marks.ua_tag(seq), "ids": marks.ids(seq)},
                 **self.intent_fields(state, exchange, bindings, secrets),
             )
-        form, words = self._intent_form(state, exchange, exchange.sent)
-        return self._forms.put(form, lambda seq: {**words, **_numbered(marks, seq)}, held=bool(bindings))
+        form, values = self._intent_form(state, exchange, exchange.sent, marks)
+        return self._forms.put(form, values, held=bool(bindings))
 
-    def _intent_form(self, state: ClientState, exchange: Exchange, sent: "Sent") -> tuple[Form, Mapping[str, bytes]]:
+    def _intent_form(self, state: ClientState, exchange: Exchange, sent: "Sent", marks: Marks) -> tuple[Form, Given]:
         """The line but for its number, the same for each sending of the same head on the same way: a form that requests
-        of one kind share, and the words of this one.
+        of one kind share, and the values of this one.
         """
         key = (state.run.proof, pin_of(exchange), "" if exchange.target is None else exchange.target.note)
         if sent.form is None or sent.form[0] != key:
             fields = self.intent_fields(state, exchange, tuple(sent.names), tuple(sent.names.values()))
-            sent.form = (key, *self._split("intent", fields, _OWN_WORDS, ("ids", "ua_tag")))
+            form, words = self._split("intent", fields, _OWN_WORDS, ("ids", "ua_tag"))
+            sent.form = (key, form, _numbered(words, marks))
         return sent.form[1:]
 
     def claim(self, fields: Mapping[str, object]) -> "Claimed":
@@ -85,7 +87,7 @@ class Records:
     def claimed(self, claim: "Claimed", marks: Marks, *, held: bool) -> int:
         """As intent, of a request that another process of the gateway sends."""
         form, words = claim
-        return self._own.put(form, lambda seq: {**words, **_numbered(marks, seq)}, held=held)
+        return self._own.put(form, _numbered(words, marks), held=held)
 
     def ended(self, run: str, pin: str, counts: Mapping[str, int], ids: Mapping[str, str], *, held: bool) -> int:
         """As outcome, of a request that another process of the gateway sent and that went as it should.
@@ -94,11 +96,8 @@ class Records:
         may be in memory until the next one that isn't, or a sync.
         """
         form = self._form("outcome", {"run": run, "pin": pin}, _COUNTED)
-        words = {name: b'"%b":%d,' % (name.encode(), count) for name, count in counts.items()}
-        words["ids"] = fragment("ids", clean_fields("outcome", {"ids": ids})["ids"]) if ids else b""
-        if not counts["status"]:
-            words["status"] = b""
-        return self._own.put(form, lambda _seq: words, held=held)
+        values = {**counts, "ids": ids or None, "status": counts["status"] or None}
+        return self._own.put(form, tuple([values[name] for name in _COUNTED]), held=held)
 
     @property
     def _own(self) -> TakesForms:
@@ -108,10 +107,10 @@ class Records:
 
     def _split(
         self, ev: str, fields: Mapping[str, object], own: tuple[str, ...], more: tuple[str, ...] = ()
-    ) -> tuple[Form, Mapping[str, bytes]]:
-        """The form that lines of one kind share, and the words of this one."""
+    ) -> Claimed:
+        """The form that lines of one kind share, and the words of this one: None for one that doesn't apply."""
         cleaned = clean_fields(ev, {name: fields[name] for name in own if name in fields})
-        words = {name: fragment(name, cleaned[name]) if name in cleaned else b"" for name in own}
+        words = tuple([fragment(name, cleaned[name]) if name in cleaned else None for name in own])
         shared = {name: value for name, value in fields.items() if name not in own}
         return self._form(ev, shared, (*own, *more)), words
 
@@ -165,7 +164,7 @@ class Records:
             self._ended(state, exchange, more)
             return
         form = self._form("outcome", {"run": state.run.id, "pin": pin_of(exchange)}, _COUNTED)
-        self._forms.put(form, lambda _seq: _counted(exchange))
+        self._forms.put(form, _counted(exchange))
 
     def _ended(self, state: ClientState, exchange: Exchange, more: dict[str, object]) -> None:
         self.ledger.append(
@@ -283,29 +282,25 @@ class Records:
         )
 
 
-def _numbered(marks: Marks, seq: int) -> dict[str, bytes]:
-    """What an intent's number decides."""
-    tag, ids = marks.ua_tag(seq), marks.ids(seq)
-    return {"ua_tag": fragment("ua_tag", tag) if tag else b"", "ids": fragment("ids", ids) if ids else b""}
+def _numbered(words: tuple[bytes | None, ...], marks: Marks) -> Given:
+    """The values of an intent, `ids` and `ua_tag` behind its words."""
+    begin = marks.ua_tag_begin.encode("ascii")
+    tag = (begin,) if begin else None
+    if marks.names <= DEFAULT:
+        return (*words, None, tag)
+    return lambda seq: (*words, marks.ids(seq), tag)
 
 
-def _counted(exchange: Exchange) -> dict[str, bytes]:
-    """What differs from one outcome to the next."""
-    return {
-        "ids": _ids(exchange.ids) if exchange.ids else b"",
-        "intent_seq": b'"intent_seq":%d,' % exchange.intent_seq,
-        "ms": b'"ms":%d,' % exchange.ms,
-        "req_bytes": b'"req_bytes":%d,' % exchange.req_bytes,
-        "resp_bytes": b'"resp_bytes":%d,' % exchange.resp_bytes,
-        "status": b'"status":%d,' % exchange.status if exchange.status else b"",
-    }
-
-
-def _ids(ids: Mapping[str, str]) -> bytes:
-    """As fragment of what clean_fields makes of them. Those that capture lets through are printable, and short."""
-    if any('"' in text or "\\" in text for text in ids.values()):
-        return fragment("ids", clean_fields("outcome", {"ids": ids})["ids"])
-    return f'"ids":{{{",".join([f'"{name}":"{text}"' for name, text in sorted(ids.items())])}}},'.encode("ascii")
+def _counted(exchange: Exchange) -> Values:
+    """What differs from one outcome to the next, in the order of _COUNTED."""
+    return (
+        exchange.ids or None,
+        exchange.intent_seq,
+        exchange.ms,
+        exchange.req_bytes,
+        exchange.resp_bytes,
+        exchange.status or None,
+    )
 
 
 def _is_plain(exchange: Exchange, reason: Reason | None, detail: str) -> bool:

@@ -42,6 +42,11 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     seq: int = 0
     sha256: str = GENESIS
 
+    @classmethod
+    def of(cls, end: tuple[int, str]) -> "Head":
+        """The same, of its two parts."""
+        return cls(seq=end[0], sha256=end[1])
+
 
 def link(head: Head, ev: str, fields: Mapping[str, object], stamp: Stamp) -> tuple[bytes, Head]:
     """Return the next line, newline included, and the chain's new end. `fields` come from clean_fields."""

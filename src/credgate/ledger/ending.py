@@ -1,4 +1,4 @@
-"""The end of a segment's file: what is in it for sure, and lines that wait to be written, all by one write(2)."""
+"""The end of a segment's file: what is in it for sure."""
 
 import errno
 import os
@@ -18,23 +18,15 @@ class Unwritten(Exception):
 class Ending:
     """`length` is the offset behind the last whole line in the file. Not thread-safe."""
 
-    __slots__ = ("_calls", "_held", "fd", "length")
+    __slots__ = ("_calls", "fd", "length")
 
     def __init__(self, fd: int, length: int, calls: type[SystemCalls]) -> None:
         self.fd = fd
         self.length = length
         self._calls = calls
-        self._held: list[bytes] = []
 
-    def hold(self, line: bytes) -> None:
-        """Keep a line until `flush`."""
-        self._held.append(line)
-
-    def flush(self) -> None:
-        """Write what is held. Raises Unwritten: none of it is in the file then, and none is held any more."""
-        if not self._held:
-            return
-        lines, self._held = b"".join(self._held), []
+    def write(self, lines: bytes) -> None:
+        """Write whole lines. Raises Unwritten: none of them is in the file then."""
         try:
             written = self._calls.write(self.fd, lines)
             if written != len(lines):  # the disk filled up on the way: the rest would be a torn line
@@ -51,8 +43,7 @@ class Ending:
             raise Unwritten("truncate", error) from error
 
     def last(self, line: bytes) -> bool:
-        """Write one line and sync it, in place of all that is held; no error matters any more."""
-        self._held = []
+        """Write one line and sync it; no error matters any more."""
         try:
             if self._calls.write(self.fd, line) != len(line):
                 self._calls.ftruncate(self.fd, self.length)
@@ -64,6 +55,6 @@ class Ending:
         return True
 
     def turn(self, fd: int) -> int:
-        """Go on in another file, which is empty; returns the old descriptor. Nothing may be held."""
+        """Go on in another file, which is empty; returns the old descriptor."""
         old, self.fd, self.length = self.fd, fd, 0
         return old

@@ -67,7 +67,12 @@ class Note:
 
 def origin_of(first_line: bytes) -> str:
     """The name of the ledger that begins with this line: no other one has it."""
-    return f"{ORIGIN}{hashlib.sha256(first_line).hexdigest()[:16]}"
+    return origin_by(hashlib.sha256(first_line).hexdigest())
+
+
+def origin_by(sha256: str) -> str:
+    """The same of that line's digest, hexadecimal."""
+    return f"{ORIGIN}{sha256[:16]}"
 
 
 def key_id(name: str, public: bytes) -> bytes:

@@ -19,15 +19,16 @@ from credgate.ledger.checkpoints import END, FINAL, Checkpoints, Snapshot, sign_
 from credgate.ledger.ending import Ending, Unwritten
 from credgate.ledger.files import RESERVE, segment_name
 from credgate.ledger.flushing import by_kernel
-from credgate.ledger.form import Form
-from credgate.ledger.host import Clock, SystemCalls, host_clock
-from credgate.ledger.note import Note, origin_of
-from credgate.ledger.record import LedgerError, Stamp, clean_fields
+from credgate.ledger.form import Form, fragment
+from credgate.ledger.host import Clock, HostClock, SystemCalls, host_clock
+from credgate.ledger.linking import Given, chain_of
+from credgate.ledger.note import Note, origin_by
+from credgate.ledger.record import LedgerError, Stamp, canonical, clean_fields
 from credgate.ledger.recover import Opened, open_tail, settle
 from credgate.ledger.scan import header_fields, text_of
 from credgate.ledger.settings import Settings
 from credgate.ledger.syncing import Syncing
-from credgate.ledger.tree import leaf_hash
+from credgate.ledger.tree import Tree
 from credgate.ledger.witness import Teller, name_of, way_to
 from credgate.paths import PlaceError, open_private, sync_dir
 
@@ -36,7 +37,6 @@ __all__ = ["Ledger", "SystemCalls", "host_clock"]
 log = logging.getLogger(__name__)
 
 type Numbered = Callable[[int], Mapping[str, object]]
-type Fill = Callable[[int], Mapping[str, bytes]]
 
 _HINT = "free the disk or mend it, see `credgate log verify`, then start the gateway again"
 
@@ -51,11 +51,13 @@ class Ledger:
         self._lock_fd = opened.lock_fd
         self._number = opened.number  # of the segment
         self._file = Ending(opened.fd, opened.length, calls)
-        self._head = self._written = opened.head  # the last line, and the last one in the file
-        self._tree, self._origin, self._day = opened.tail.tree, opened.tail.origin, opened.tail.day
+        self._chain = chain_of((opened.head.seq, opened.head.sha256), opened.tail.tree)
+        self._origin, self._day = opened.tail.origin, opened.tail.day
         self._key = key
         self._settings = settings
         self._clock = clock
+        # of a line that asks the clocks itself; b"": they are others than the host's
+        self._boot = fragment("boot", clock.boot) if isinstance(clock, HostClock) else b""
         self._calls = calls
         self._synced = 0
         self._error: LedgerError | None = None
@@ -129,7 +131,7 @@ class Ledger:
     @property
     def seq(self) -> int:
         """Sequence number of the last line, 0 for none."""
-        return self._head.seq
+        return self._chain.seq
 
     @property
     def broken(self) -> LedgerError | None:
@@ -145,46 +147,61 @@ class Ledger:
         """
         cleaned = clean_fields(ev, fields)
 
-        def make(stamp: Stamp) -> tuple[bytes, Head]:
-            more = {} if numbered is None else clean_fields(ev, numbered(self._head.seq + 1))
-            return link(self._head, ev, {**cleaned, **more}, stamp)
+        def make(stamp: Stamp) -> None:
+            more = {} if numbered is None else clean_fields(ev, numbered(self._chain.seq + 1))
+            self._link(ev, {**cleaned, **more}, stamp)
 
         return self._add(make, held=False)
 
-    def put(self, form: Form, fill: Fill, *, held: bool = False) -> int:
-        """As append, of a line whose fields are mostly known; `fill` gives the holes' fragments for its number.
+    def put(self, form: Form, values: Given, *, held: bool = False) -> int:
+        """As append, of a line whose fields are mostly known; `values` are the holes', or are made of its number.
 
         `held`: it may stay in memory until `durable` of it returns, and nothing may be forwarded by it before.
         """
-        return self._add(lambda stamp: form.link(self._head, stamp, fill(self._head.seq + 1)), held=held)
+        with self._write_lock:
+            self._check()
+            if self._boot and self._file.length < self._settings.max_bytes:
+                seq = self._chain.put(form.template, values, self._boot, self._day, None, 0)
+                if seq:
+                    if not held:
+                        self._flush()
+                    self._checkpoints.saw()
+                    return seq
+        return self._add(lambda stamp: self._fill(form, values, stamp), held=held)
 
-    def _add(self, make: Callable[[Stamp], tuple[bytes, Head]], *, held: bool) -> int:
+    def _fill(self, form: Form, values: Given, stamp: Stamp) -> None:
+        boot, ts = fragment("boot", stamp.boot), canonical(stamp.ts)
+        self._chain.put(form.template, values, boot, "", ts, stamp.mono_ns)
+
+    def _link(self, ev: str, cleaned: Mapping[str, object], stamp: Stamp) -> None:
+        self._chain.add(link(Head.of(self._chain.end), ev, cleaned, stamp)[0])
+
+    def _add(self, make: Callable[[Stamp], None], *, held: bool) -> int:
         with self._write_lock:
             self._check()
             stamp = self._clock()
             if not self._is_over(stamp):
-                return self._take(make(stamp), stamp, held=held)
+                return self._take(make, stamp, held=held)
         with self._sync_lock, self._write_lock:
             self._check()
             if self._is_over(stamp):  # another thread may have been faster
                 self._turn(stamp)
-            return self._take(make(stamp), stamp, held=held)
+            return self._take(make, stamp, held=held)
 
     def _put(self, ev: str, cleaned: Mapping[str, object], stamp: Stamp) -> None:
-        self._take(link(self._head, ev, cleaned, stamp), stamp, held=False)
+        self._take(lambda stamp: self._link(ev, cleaned, stamp), stamp, held=False)
 
-    def _take(self, made: tuple[bytes, Head], stamp: Stamp, *, held: bool) -> int:
+    def _take(self, make: Callable[[Stamp], None], stamp: Stamp, *, held: bool) -> int:
         """Chain and tree go on with a line, which is in the file when this returns, or is `held`."""
-        line, self._head = made
-        self._file.hold(line)
+        make(stamp)
         if not held:
             self._flush()
-        if not self._tree.size:
-            self._origin = origin_of(line)
+        seq, sha256 = self._chain.end
+        if seq == 1:
+            self._origin = origin_by(sha256)
         self._day = self._day or stamp.ts[:10]
-        self._tree.push(leaf_hash(line))
         self._checkpoints.saw()
-        return self._head.seq
+        return seq
 
     def _is_over(self, stamp: Stamp) -> bool:
         """Whether the segment has ended, by size or by day. A clock that goes back ends nothing."""
@@ -214,27 +231,33 @@ class Ledger:
             self._calls.fdatasync(self._file.fd)
         except OSError as error:
             raise self._break("sync", error) from error
-        self._synced = self._head.seq
+        self._synced = self._chain.seq
 
     def _head_segment(self, stamp: Stamp) -> None:
         """Write a segment's first line, which says all that the lines before it come to, and put it on the disk."""
-        fields = header_fields(origin=self._origin, segment=self._number, tree=self._tree, public=self._key.public)
+        fields = header_fields(origin=self._origin, segment=self._number, tree=self._tree(), public=self._key.public)
         self._put("checkpoint", clean_fields("checkpoint", fields), stamp)
         try:
             os.fsync(self._file.fd)
             sync_dir(self._directory)
         except OSError as error:
             raise self._break("sync", error) from error
-        self._synced = self._head.seq
+        self._synced = self._chain.seq
         self._day = stamp.ts[:10]
 
+    def _tree(self) -> Tree:
+        return Tree(self._chain.seq, self._chain.nodes)
+
     def _flush(self) -> None:
-        """Write all lines that are held."""
+        """Write all lines that are held. When it fails none is any more."""
+        lines = self._chain.take()
+        if not lines:
+            return
         try:
-            self._file.flush()
+            self._file.write(lines)
         except Unwritten as why:
             raise self._break(why.verb, why.error) from why
-        self._written = self._head
+        self._chain.wrote()
 
     def _break(self, verb: str, error: OSError | PlaceError) -> LedgerError:
         """Close the ledger for good and return the error that says so."""
@@ -248,13 +271,12 @@ class Ledger:
     def _last_words(self, why: str) -> None:
         """Give up the reserve for one line that says why the ledger ends here."""
         fields = clean_fields("alarm", {"reason": "ledger_unavailable", "detail": f"can't write ledger: {why}"})
-        line, head = link(self._written, "alarm", fields, self._clock())
+        line, _ = link(Head.of(self._chain.written), "alarm", fields, self._clock())
         try:
             (self._directory / RESERVE).unlink()
         except OSError:
             return  # it is closed already, and the error that closed it is the one to tell
-        if self._file.last(line):
-            self._head = self._written = head
+        self._file.last(line)
 
     def _break_note(self, error: OSError | PlaceError) -> None:
         """A checkpoint that can't be written: no line may come that nobody signs."""
@@ -265,9 +287,9 @@ class Ledger:
         return Snapshot(
             segment=self._number,
             origin=self._origin,
-            size=self._tree.size,
-            nodes=tuple(self._tree.nodes),
-            last_sha256=self._head.sha256,
+            size=self._chain.seq,
+            nodes=self._chain.nodes,
+            last_sha256=self._chain.end[1],
             key=self._key,
             mark=mark,
         )
@@ -307,7 +329,7 @@ class Ledger:
         place = keys.beside(self._directory)
         with self._sync_lock, self._write_lock:
             self._check()
-            if not self._tree.size:
+            if not self._chain.seq:
                 raise LedgerError("ledger_empty", f"ledger {self._directory} has no line yet", "run something first")
             new = keys.make_next(place)
             fields = keys.change_fields(self._origin, self._key, new)
@@ -317,7 +339,7 @@ class Ledger:
                 keys.use_next(place)
             except OSError as error:
                 raise self._break("change the key of", error) from error
-            self._synced = self._head.seq
+            self._synced = self._chain.seq
             self._key = new
         return new.public
 
@@ -339,7 +361,7 @@ class Ledger:
         """All lines so far are in the file: the last one's number, the file, its segment. The write lock is held."""
         self._check()
         self._flush()
-        return self._head.seq, self._file.fd, self._number
+        return self._chain.seq, self._file.fd, self._number
 
     def _ended(self, seq: int, error: OSError | None) -> None:
         """What came of a sync by the kernel."""
@@ -353,8 +375,8 @@ class Ledger:
         """Return once line `seq` is on the disk; callers at the same time share one fdatasync. Raises LedgerError."""
         while self._synced < seq:
             self._check()
-            if seq > self._head.seq:
-                raise ValueError(f"ledger: line {seq} was never written, the last one is {self._head.seq}")
+            if seq > self._chain.seq:
+                raise ValueError(f"ledger: line {seq} was never written, the last one is {self._chain.seq}")
             await self._syncing.ask()
         self._check()
 

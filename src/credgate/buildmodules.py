@@ -1,0 +1,78 @@
+"""Build the compiled modules where they are not current: `python -I -m credgate.buildmodules`.
+
+scripts/setup does that, and whoever installed from a wheel may. Without a C compiler or Python's headers the modules in
+Python serve: slower, and not weaker.
+"""
+
+import platform
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from credgate import compiled
+from credgate.buildfront import BRANCHES, SECONDS, compiler
+from credgate.errors import CredgateError, print_error
+
+HEADERS = Path(sysconfig.get_path("include"))
+PLACE = Path(sysconfig.get_path("platlib"))
+WARNINGS = ("-Wall", "-Wextra")  # which are errors in the tests, not for a compiler of later years
+
+
+def compile_to(place: Path, name: str, flags: Sequence[str]) -> str:
+    """Compile one; returns what the compiler said where it failed, else "". Raises CredgateError where it can't be."""
+    found = compiler()
+    if found is None:
+        hint = "as root: apt-get install gcc libc6-dev, or what this system calls them; then scripts/setup"
+        raise CredgateError("no_compiler", "no C compiler: each request costs more of the interpreter", hint)
+    if not (HEADERS / "Python.h").is_file():
+        hint = "as root: apt-get install python3-dev, or what this system calls it; then scripts/setup"
+        raise CredgateError("no_headers", f"no {HEADERS}/Python.h: each request costs more of the interpreter", hint)
+    source = compiled.SOURCES / f"{name}.c"
+    argv = [
+        found,
+        *WARNINGS,
+        *flags,
+        f'-DSTAMP="{compiled.stamp(name)}"',
+        f"-I{HEADERS}",
+        "-o",
+        str(place),
+        str(source),
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
+    return done.stderr.strip() or f"{found} ended with {done.returncode}" if done.returncode else ""
+
+
+def build(name: str, directory: Path = PLACE) -> None:
+    """Replace the module in the directory. Raises CredgateError, and leaves it as it was then."""
+    with tempfile.TemporaryDirectory(prefix=".credgate-module-", dir=directory) as work:
+        made = Path(work) / "module.so"
+        said = compile_to(made, name, [*compiled.FLAGS, *BRANCHES.get(platform.machine(), ())])
+        if said:
+            hint = f"{compiler()} {compiled.SOURCES}/{name}.c says more"
+            raise CredgateError("not_compiled", said.splitlines()[0], hint)
+        made.chmod(0o755)
+        made.replace(directory / f"{compiled.full_name(name)}{compiled.SUFFIX}")
+
+
+def missing() -> list[str]:
+    """Which modules are not there, or of other sources."""
+    return [name for name in compiled.names() if compiled.load(name) is None]
+
+
+def main() -> int:
+    """Build what is missing. The status is that of the first that can't be."""
+    try:
+        for name in missing():
+            build(name)
+    except OSError as error:
+        return print_error(CredgateError("not_built", f"{error.filename}: {error.strerror}", "run it as its owner"))
+    except CredgateError as error:
+        return print_error(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
