@@ -83,11 +83,10 @@ def report(word: str, seq: int) -> None:
 
 async def request(ledger: Ledger, n: int) -> None:
     """As a request with a secret: its line waits in memory for the disk, and its outcome takes along what waits."""
-    intent = ledger.put(INTENT, lambda _: {"path": fragment("path", f"/{n}")}, held=True)
+    intent = ledger.put(INTENT, (fragment("path", f"/{n}"),), held=True)
     await ledger.durable(intent)
     report("durable", intent)
-    done = {"intent_seq": fragment("intent_seq", intent), "status": fragment("status", 200)}
-    report("written", ledger.put(OUTCOME, lambda _: done))
+    report("written", ledger.put(OUTCOME, (intent, 200)))
 
 
 async def work(ledger: Ledger) -> None:

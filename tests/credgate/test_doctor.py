@@ -36,6 +36,7 @@ ROWS = [
     "copies of a tree",
     "debugging inside",
     "launcher",
+    "compiled modules",
     "secret sources",
     "keyring",
     "state files",
@@ -134,7 +135,7 @@ def test_every_probe_has_its_row(places: Places, capsys: pytest.CaptureFixture[s
     document = json.loads(capsys.readouterr().out)
     checks = document["checks"]
     assert [check["name"] for check in checks] == ROWS
-    assert len(PROBES) == len(ROWS) - 5
+    assert len(PROBES) == len(ROWS) - 6
     assert all(check.keys() == {"name", "state", "detail", "mend"} for check in checks)
     missing = [check["name"] for check in checks if check["state"] == "missing"]
     assert status == document["exit"] == (3 if missing else 0)

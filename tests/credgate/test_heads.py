@@ -19,9 +19,11 @@ from credgate.gateway.pins import Pins
 from credgate.gateway.prepared import MOST, Heads, Spelt, lines_of
 from credgate.gateway.records import Records
 from credgate.known import KnownValues
-from credgate.ledger.chain import Head, link
+from credgate.ledger.chain import GENESIS, Head, link
 from credgate.ledger.form import Form
+from credgate.ledger.linking import Given, chain_of
 from credgate.ledger.record import Stamp, clean_fields
+from credgate.ledger.tree import Tree
 from credgate.runs import Listener, Run
 from rules.load import load_policy
 from rules.policy import Policy
@@ -110,20 +112,20 @@ class Lines:
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
-        self.head = Head()
+        self.chain = chain_of((0, GENESIS), Tree())
 
-    def put(self, form: Form, fill: Any, *, held: bool = False) -> int:
-        line, self.head = form.link(self.head, STAMP, fill(self.head.seq + 1))
-        self.lines.append(line)
-        return self.head.seq
+    def put(self, form: Form, values: Given, *, held: bool = False) -> int:
+        form.put(self.chain, values, STAMP)
+        self.lines.append(self.chain.take())
+        return self.chain.seq
 
     def append(self, ev: str, **given: object) -> int:
-        line, self.head = link(self.head, ev, clean_fields(ev, given), STAMP)
-        self.lines.append(line)
-        return self.head.seq
+        self.chain.add(link(Head.of(self.chain.end), ev, clean_fields(ev, given), STAMP)[0])
+        self.lines.append(self.chain.take())
+        return self.chain.seq
 
     async def durable(self, seq: int) -> None:
-        assert seq == self.head.seq
+        assert seq == self.chain.seq
 
 
 class Nobody:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from credgate.ledger import linking
 from credgate.ledger.chain import Head, link
 from credgate.ledger.form import Form, fragment
-from credgate.ledger.record import LedgerError, Stamp, canonical, clean_fields
+from credgate.ledger.record import LedgerError, Stamp, clean_fields
 from credgate.ledger.report import Status
 from credgate.ledger.tree import Tree
 from credgate.ledger.verify import verify
@@ -63,11 +63,10 @@ def test_a_form_makes_the_very_line(
     fixed: dict[str, object], holes: dict[str, object], stamp: Stamp, head: Head
 ) -> None:
     expected, _ = link(head, "outcome", clean_fields("outcome", {**fixed, **holes}), stamp)
-    template = Form("outcome", fixed, holes).template
-    boot, ts = fragment("boot", stamp.boot), canonical(stamp.ts)
+    form = Form("outcome", fixed, holes)
     for values in (filled(holes), tuple(holes.values())):
         chain = linking.chain_of((head.seq, head.sha256), tree_of(head.seq))
-        assert chain.put(template, values, boot, "", ts, stamp.mono_ns) == head.seq + 1
+        assert form.put(chain, values, stamp) == head.seq + 1
         assert chain.take() == expected
 
 

@@ -269,12 +269,12 @@ class Formed(Lines):
 
     def __init__(self) -> None:
         super().__init__()
-        self.put_lines: list[tuple[str, dict[str, bytes], bool]] = []
+        self.put_lines: list[tuple[str, dict[str, object], bool]] = []
         self.synced: list[int] = []
 
-    def put(self, form: Any, fill: Callable[[int], dict[str, bytes]], *, held: bool = False) -> int:
+    def put(self, form: Any, values: tuple[object, ...], *, held: bool = False) -> int:
         seq = len(self.put_lines) + 1
-        self.put_lines.append((form.ev, fill(seq), held))
+        self.put_lines.append((form.ev, dict(zip(form.holes, values, strict=True)), held))
         return seq
 
     async def durable(self, seq: int) -> None:
@@ -389,11 +389,11 @@ def test_outcomes_of_one_packet_share_a_write() -> None:
     assert lines.put_lines == []
     made.taken()
     assert [(ev, words["intent_seq"], held) for ev, words, held in lines.put_lines] == [
-        ("outcome", b'"intent_seq":1,', True),
-        ("outcome", b'"intent_seq":2,', False),
+        ("outcome", 1, True),
+        ("outcome", 2, False),
     ]
     words = lines.put_lines[0][1]
-    assert (words["status"], words["ids"]) == (b'"status":200,', b'"ids":{"x-request-id":"a"},')
+    assert (words["status"], words["ids"]) == (200, {"x-request-id": "a"})
     made.take(m.Ended(2, "192.0.2.1", 200, 0, 0, 0, {}), [])
     made.take(m.Ended(3, "192.0.2.1", 200, 0, 0, 0, {str(number): "x" for number in range(99)}), [])
     made.taken()

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 from credgate.ledger.host import SystemCalls
 
@@ -42,17 +43,17 @@ class Ending:
         except OSError as error:
             raise Unwritten("truncate", error) from error
 
-    def last(self, line: bytes) -> bool:
-        """Write one line and sync it; no error matters any more."""
+    def last(self, line: bytes, reserve: Path) -> None:
+        """Give up the reserve for one line, and sync it; no error matters any more."""
         try:
+            reserve.unlink()
             if self._calls.write(self.fd, line) != len(line):
                 self._calls.ftruncate(self.fd, self.length)
-                return False
+                return
             self._calls.fdatasync(self.fd)
         except OSError:
-            return False
+            return  # it is closed already, and the error that closed it is the one to tell
         self.length += len(line)
-        return True
 
     def turn(self, fd: int) -> int:
         """Go on in another file, which is empty; returns the old descriptor."""

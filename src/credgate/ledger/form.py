@@ -9,7 +9,7 @@ from functools import partial
 from itertools import groupby
 
 from credgate.ledger import linking
-from credgate.ledger.record import VERSION, canonical, clean_fields
+from credgate.ledger.record import VERSION, Stamp, canonical, clean_fields
 
 _HASH = "hash"
 # What only the writer knows, in a line of any form. "v" stands in each line, so that every field before it may end
@@ -42,6 +42,11 @@ class Form:
         general = partial(_general, ev, self.holes)
         known = tuple([b'"%b":' % name.encode() for name in self.holes])
         self.template = linking.template_of(before, (*behind, end), known, general)
+
+    def put(self, chain: linking.IsChain, values: linking.Given, stamp: Stamp) -> int:
+        """The next line of the chain, at that moment; returns its number."""
+        boot, ts = fragment("boot", stamp.boot), canonical(stamp.ts)
+        return chain.put(self.template, values, boot, "", ts, stamp.mono_ns)
 
 
 def fragment(name: str, value: object) -> bytes:

@@ -80,6 +80,8 @@ class Template:
 
     def line(self, end: End, given: Given, boot: bytes, ts: bytes, mono: int) -> bytes:
         """The line behind `end`."""
+        if not 0 <= mono <= MAX_INT:
+            raise TypeError("ledger: a number is outside 0..2**63-1")
         seq = end[0] + 1
         values = given if isinstance(given, tuple) else given(seq)
         if len(values) != len(self._names):

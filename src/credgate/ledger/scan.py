@@ -14,7 +14,7 @@ from pathlib import Path
 from credgate.ledger.chain import LineFault, parse_line
 from credgate.ledger.files import PackError, notes_files, notes_name, read_file, segment_lines, segment_name
 from credgate.ledger.keys import PUBLIC, parse_public
-from credgate.ledger.note import Note, NoteError, origin_of, parse_notes
+from credgate.ledger.note import Checkpoint, Note, NoteError, origin_of, parse_notes
 from credgate.ledger.record import LedgerError
 from credgate.ledger.tree import Tree, leaf_hash
 
@@ -148,6 +148,11 @@ def header_fields(*, origin: str, segment: int, tree: Tree, public: bytes) -> di
         "frontier": [text_of(node) for node in tree.nodes],
         "pubkey": text_of(public),
     }
+
+
+def root_fields(checkpoint: Checkpoint) -> dict[str, object]:
+    """What a line says of a checkpoint that somebody else has."""
+    return {"tree_size": checkpoint.size, "root": text_of(checkpoint.root)}
 
 
 def text_of(data: bytes) -> str:

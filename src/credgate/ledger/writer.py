@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -23,9 +24,9 @@ from credgate.ledger.form import Form, fragment
 from credgate.ledger.host import Clock, HostClock, SystemCalls, host_clock
 from credgate.ledger.linking import Given, chain_of
 from credgate.ledger.note import Note, origin_by
-from credgate.ledger.record import LedgerError, Stamp, canonical, clean_fields
+from credgate.ledger.record import LedgerError, Stamp, clean_fields
 from credgate.ledger.recover import Opened, open_tail, settle
-from credgate.ledger.scan import header_fields, text_of
+from credgate.ledger.scan import header_fields, root_fields
 from credgate.ledger.settings import Settings
 from credgate.ledger.syncing import Syncing
 from credgate.ledger.tree import Tree
@@ -53,12 +54,10 @@ class Ledger:
         self._file = Ending(opened.fd, opened.length, calls)
         self._chain = chain_of((opened.head.seq, opened.head.sha256), opened.tail.tree)
         self._origin, self._day = opened.tail.origin, opened.tail.day
-        self._key = key
-        self._settings = settings
-        self._clock = clock
+        self._key, self._settings = key, settings
+        self._clock, self._calls = clock, calls
         # of a line that asks the clocks itself; b"": they are others than the host's
         self._boot = fragment("boot", clock.boot) if isinstance(clock, HostClock) else b""
-        self._calls = calls
         self._synced = 0
         self._error: LedgerError | None = None
         self._closing = False
@@ -145,13 +144,7 @@ class Ledger:
         Raises LedgerError when it can't be written (then and for ever after), TypeError for a field that
         record.FIELDS doesn't know or of a wrong type (nothing is written, the ledger stays open).
         """
-        cleaned = clean_fields(ev, fields)
-
-        def make(stamp: Stamp) -> None:
-            more = {} if numbered is None else clean_fields(ev, numbered(self._chain.seq + 1))
-            self._link(ev, {**cleaned, **more}, stamp)
-
-        return self._add(make, held=False)
+        return self._add(partial(self._link, ev, clean_fields(ev, fields), numbered=numbered), held=False)
 
     def put(self, form: Form, values: Given, *, held: bool = False) -> int:
         """As append, of a line whose fields are mostly known; `values` are the holes', or are made of its number.
@@ -160,23 +153,19 @@ class Ledger:
         """
         with self._write_lock:
             self._check()
-            if self._boot and self._file.length < self._settings.max_bytes:
-                seq = self._chain.put(form.template, values, self._boot, self._day, None, 0)
-                if seq:
-                    if not held:
-                        self._flush()
-                    self._checkpoints.saw()
-                    return seq
-        return self._add(lambda stamp: self._fill(form, values, stamp), held=held)
+            begun = self._boot and self._file.length < self._settings.max_bytes
+            if begun and (seq := self._chain.put(form.template, values, self._boot, self._day, None, 0)):
+                if not held:
+                    self._flush()
+                self._checkpoints.saw()
+                return seq
+        return self._add(lambda stamp: form.put(self._chain, values, stamp), held=held)
 
-    def _fill(self, form: Form, values: Given, stamp: Stamp) -> None:
-        boot, ts = fragment("boot", stamp.boot), canonical(stamp.ts)
-        self._chain.put(form.template, values, boot, "", ts, stamp.mono_ns)
+    def _link(self, ev: str, cleaned: Mapping[str, object], stamp: Stamp, numbered: Numbered | None = None) -> None:
+        more = {} if numbered is None else clean_fields(ev, numbered(self._chain.seq + 1))
+        self._chain.add(link(Head.of(self._chain.end), ev, {**cleaned, **more}, stamp)[0])
 
-    def _link(self, ev: str, cleaned: Mapping[str, object], stamp: Stamp) -> None:
-        self._chain.add(link(Head.of(self._chain.end), ev, cleaned, stamp)[0])
-
-    def _add(self, make: Callable[[Stamp], None], *, held: bool) -> int:
+    def _add(self, make: Callable[[Stamp], object], *, held: bool) -> int:
         with self._write_lock:
             self._check()
             stamp = self._clock()
@@ -189,9 +178,9 @@ class Ledger:
             return self._take(make, stamp, held=held)
 
     def _put(self, ev: str, cleaned: Mapping[str, object], stamp: Stamp) -> None:
-        self._take(lambda stamp: self._link(ev, cleaned, stamp), stamp, held=False)
+        self._take(partial(self._link, ev, cleaned), stamp, held=False)
 
-    def _take(self, make: Callable[[Stamp], None], stamp: Stamp, *, held: bool) -> int:
+    def _take(self, make: Callable[[Stamp], object], stamp: Stamp, *, held: bool) -> int:
         """Chain and tree go on with a line, which is in the file when this returns, or is `held`."""
         make(stamp)
         if not held:
@@ -235,7 +224,8 @@ class Ledger:
 
     def _head_segment(self, stamp: Stamp) -> None:
         """Write a segment's first line, which says all that the lines before it come to, and put it on the disk."""
-        fields = header_fields(origin=self._origin, segment=self._number, tree=self._tree(), public=self._key.public)
+        tree = Tree(self._chain.seq, self._chain.nodes)
+        fields = header_fields(origin=self._origin, segment=self._number, tree=tree, public=self._key.public)
         self._put("checkpoint", clean_fields("checkpoint", fields), stamp)
         try:
             os.fsync(self._file.fd)
@@ -245,13 +235,9 @@ class Ledger:
         self._synced = self._chain.seq
         self._day = stamp.ts[:10]
 
-    def _tree(self) -> Tree:
-        return Tree(self._chain.seq, self._chain.nodes)
-
     def _flush(self) -> None:
         """Write all lines that are held. When it fails none is any more."""
-        lines = self._chain.take()
-        if not lines:
+        if not (lines := self._chain.take()):
             return
         try:
             self._file.write(lines)
@@ -272,11 +258,7 @@ class Ledger:
         """Give up the reserve for one line that says why the ledger ends here."""
         fields = clean_fields("alarm", {"reason": "ledger_unavailable", "detail": f"can't write ledger: {why}"})
         line, _ = link(Head.of(self._chain.written), "alarm", fields, self._clock())
-        try:
-            (self._directory / RESERVE).unlink()
-        except OSError:
-            return  # it is closed already, and the error that closed it is the one to tell
-        self._file.last(line)
+        self._file.last(line, self._directory / RESERVE)
 
     def _break_note(self, error: OSError | PlaceError) -> None:
         """A checkpoint that can't be written: no line may come that nobody signs."""
@@ -318,9 +300,8 @@ class Ledger:
 
     def _say(self, name: str, state: str, detail: str, note: Note) -> None:
         """Record that a witness takes checkpoints, or doesn't any more. It never holds up or closes anything."""
-        size, root = note.checkpoint.size, text_of(note.checkpoint.root)
         try:
-            self.append("checkpoint", witness=name, reason=state, detail=detail, tree_size=size, root=root)
+            self.append("checkpoint", witness=name, reason=state, detail=detail, **root_fields(note.checkpoint))
         except LedgerError as error:
             log.warning("ledger: %s: %s %s; not recorded: %s", name, state, detail, error.code)
 
@@ -395,17 +376,14 @@ class Ledger:
             sound = self._error is None
         try:
             if sound:
-                self._end()
+                with self._sync_lock, self._write_lock:
+                    self._put("final", {}, self._clock())
+                    self._to_disk()
+                    self._checkpoints.add(self._snapshot(FINAL))
         finally:
             self._release()
         if sound and self._error is not None:  # the last checkpoint was not written
             raise self._error
-
-    def _end(self) -> None:
-        with self._sync_lock, self._write_lock:
-            self._put("final", {}, self._clock())
-            self._to_disk()
-            self._checkpoints.add(self._snapshot(FINAL))
 
     def _release(self) -> None:
         self._closing = True

@@ -1,0 +1,114 @@
+"""The compiled chain against the one in Python: the same lines, heads, trees and refusals, whatever both are given."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from credgate import buildmodules, compiled
+from credgate.errors import CredgateError
+from credgate.ledger import linking
+from credgate.ledger.host import moment
+from tests.credgate import chain_fuzz
+from tests.credgate.chain_fuzz import CASES, END, HOLES, new, steps, template
+
+pytestmark = pytest.mark.needs("compiler")
+SANITIZED = ("-Werror", "-g", "-O1", "-fPIC", "-shared", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+def module() -> Any:
+    """The one that set-up built."""
+    found = compiled.load("chain")
+    assert found is not None, "scripts/setup builds it"
+    return found
+
+
+@given(case=CASES)
+def test_both_chains_go_the_same_way(case: chain_fuzz.Case) -> None:
+    end, todo = case
+    assert steps(module(), end, todo) == steps(linking, end, todo)
+
+
+def test_digests_are_those_of_hashlib() -> None:
+    for size in range(260):
+        data = os.urandom(size)
+        assert {module().sha256(data, plain) for plain in (False, True)} == {hashlib.sha256(data).digest()}
+
+
+def test_a_line_of_the_host_is_of_this_moment() -> None:
+    for of in (module(), linking):
+        chain, form = new(of, END), template(of, {"run": "r"})
+        none = (None,) * len(HOLES)
+        assert chain.put(form, none, b"", "", None, 0) == chain.put(form, none, b"", "2001-01-01", None, 0) == 0
+        assert chain.take() == b"" and chain.end == END
+        before = moment()
+        assert chain.put(form, none, b"", "9999-01-01", None, 0) == END[0] + 1
+        line = chain.take().decode()
+        after = moment()
+        ts = line.partition('"ts":"')[2].partition('"')[0]
+        mono = int(line.partition('"mono_ns":')[2].partition(",")[0])
+        assert len(ts) == len(before[0]) and before[1] <= mono <= after[1]
+
+
+@pytest.mark.parametrize("end", [(-1, END[1]), (2**62, END[1]), (1, "ab"), (1, END[1] + "0")])
+def test_what_is_no_end_of_a_chain_is_refused(end: linking.End) -> None:
+    with pytest.raises(ValueError, match="end of a chain"):
+        module().Chain(*end, (b"\0" * 32,) * (max(end[0], 0)).bit_count())
+
+
+@pytest.mark.parametrize("nodes", [(), (b"\0" * 31,), (b"\0" * 32,) * 2, (None,)])
+def test_a_tree_of_another_size_is_refused(nodes: tuple[object, ...]) -> None:
+    with pytest.raises(ValueError, match="end of a chain"):
+        module().Chain(4, END[1], nodes)
+
+
+def test_no_sanitizer_complains(tmp_path: Path) -> None:
+    built = tmp_path / "chain.so"
+    failed = buildmodules.compile_to(built, "chain", SANITIZED)
+    assert not failed, failed
+    compiler = buildmodules.compiler()
+    assert compiler is not None
+    found = [subprocess.check_output([compiler, f"-print-file-name={name}"], text=True).strip() for name in _RUNTIMES]
+    env = {
+        **os.environ,
+        "LD_PRELOAD": ":".join(found),
+        "ASAN_OPTIONS": "detect_leaks=0:exitcode=99",
+        "PYTHONMALLOC": "malloc",  # the interpreter's own allocator would hide what lies beside
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    argv = [sys.executable, str(Path(chain_fuzz.__file__)), str(built)]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stdout.split()[:1]) == (0, ["same"]), done.stderr[-4000:]
+
+
+_RUNTIMES = ("libasan.so", "libubsan.so")
+
+
+def test_a_module_of_other_sources_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "stamp", lambda _name: "other")
+    assert compiled.load.__wrapped__("chain") is None
+    monkeypatch.undo()
+    assert compiled.load.__wrapped__("chain") is not None
+    monkeypatch.setattr(compiled, "full_name", lambda name: f"_credgate_no_{name}")
+    assert compiled.load.__wrapped__("chain") is None
+
+
+def test_what_is_missing_to_build_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buildmodules, "HEADERS", tmp_path)
+    with pytest.raises(CredgateError, match=r"no .*Python\.h") as caught:
+        buildmodules.build("chain", tmp_path)
+    assert "python3-dev" in caught.value.hint and not list(tmp_path.iterdir())
+    monkeypatch.setattr(buildmodules, "compiler", lambda: None)
+    with pytest.raises(CredgateError, match="no C compiler"):
+        buildmodules.build("chain", tmp_path)
+
+
+def test_what_set_up_built_is_for_everyone_to_read() -> None:
+    built = Path(module().__file__)
+    assert built.parent == buildmodules.PLACE and built.stat().st_mode & 0o777 == 0o755
+    assert buildmodules.missing() == [] and compiled.stamp("chain") == module().STAMP
