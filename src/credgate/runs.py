@@ -45,6 +45,7 @@ class Run:
     denied: int = 0
     turned_away: int = 0  # answers of that kind, with a secret or without; the ledger knows which
     held: int = 0  # bytes of bodies that are kept to be judged
+    streams: int = 0  # of HTTP/2 that are open, on all of its connections
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LOOKUPS), repr=False)
     since: int = 0  # the ledger's number of its run.start
     unasked: int = 0  # refusals that the look from inside provoked, among `denied`

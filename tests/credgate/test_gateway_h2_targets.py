@@ -8,11 +8,14 @@ from pathlib import Path
 
 import h2.events
 import pytest
+from h2.errors import ErrorCodes
 from mitmproxy.proxy.layers.http import _http2 as mitm
 
-from credgate.gateway import http2
+from credgate.gateway import handler, http2
 from credgate.gateway.http2 import GateHttp2Client
+from credgate.gateway.steps import Timeouts
 from tests.credgate.gateway_rig import FAST, Rig, rig
+from tests.credgate.h2_rig import H2Client
 from tests.credgate.test_gateway_h2 import BOTH, client, fields
 
 type Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -153,3 +156,45 @@ def test_what_a_dropped_target_still_says_is_not_looked_at(tmp_path: Path, monke
     asyncio.run(main())
     assert given_up
     assert behind == []
+
+
+def test_a_run_has_so_many_streams_and_then_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On all of its connections together; who is turned away knows that nothing was done, and may try again."""
+    monkeypatch.setattr(handler, "MAX_STREAMS", 5)
+    release = asyncio.Event()
+
+    async def target(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(settings())
+        await release.wait()
+
+    async def resets(c: H2Client, count: int) -> list[int]:
+        found: list[int] = []
+        async with asyncio.timeout(20):
+            while len(found) < count:
+                events = c.conn.receive_data(await c.reader.read(65536))
+                found += [int(e.error_code) for e in events if isinstance(e, h2.events.StreamReset)]
+                c.flush()
+        return found
+
+    async def main() -> None:
+        async with rig(tmp_path, alpn=BOTH, timeouts=Timeouts()) as r:
+            serve(r, target)
+            first, second = await client(r), await client(r)
+            for c in (first, second):
+                for _ in range(4):
+                    c.conn.send_headers(c.conn.get_next_available_stream_id(), fields(r), end_stream=True)
+                c.flush()
+                async with asyncio.timeout(20):
+                    while r.run.streams < 4:
+                        await asyncio.sleep(0.01)
+            assert await resets(second, 3) == [ErrorCodes.REFUSED_STREAM] * 3
+            assert len(r.records("intent")) == r.run.streams == 5
+            assert r.reasons() == []
+            release.set()
+            first.writer.close()
+            second.writer.close()
+            async with asyncio.timeout(20):
+                while r.run.streams:
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(main())

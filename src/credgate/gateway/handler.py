@@ -36,7 +36,7 @@ from credgate.gateway.engine import Engine
 from credgate.gateway.exchange import ClientState, Key, exchange_of
 from credgate.gateway.gates import Gate, GatedReader, of_client
 from credgate.gateway.hooks import HOOKS, QUIET, Hooks
-from credgate.gateway.http2 import MAX_BACKLOG, MAX_UNREAD, Cutter
+from credgate.gateway.http2 import MAX_BACKLOG, MAX_STREAMS, MAX_UNREAD, Cutter
 from credgate.gateway.judge import wire_of
 from credgate.gateway.layers import GateHttpLayer, http_layer
 from credgate.gateway.refusal import Refusal, deny
@@ -92,8 +92,9 @@ class GateHandler(Ending, Engine):
         agreed.put_into(self.client)
         context = self.layer.context
         context.server.address = ("connection.invalid", state.port)  # HttpLayer asks for one
-        self.http: GateHttpLayer = http_layer(context)
+        self.http: GateHttpLayer = http_layer(context, lambda: state.run.streams >= MAX_STREAMS)
         self.layer = self.http
+        self._streams = 0  # of this connection, as far as its run has counted them
 
     # -- hooks ------------------------------------------------------------------------------------------------------
 
@@ -116,7 +117,10 @@ class GateHandler(Ending, Engine):
 
     async def handle_client(self) -> None:
         """Run the connection to its end. Nothing that a hook may still be at reaches a layer behind that."""
-        await super().handle_client()
+        try:
+            await super().handle_client()
+        finally:
+            self._count_streams(0)
         self.dead = True
 
     @contextmanager
@@ -268,7 +272,12 @@ class GateHandler(Ending, Engine):
             return
         super().feed(event)
         if self.client.alpn == b"h2":
+            self._count_streams(len(self.http.streams))
             self._balance(*self.http.backlogs(), self.http.unread())
+
+    def _count_streams(self, now: int) -> None:
+        self.state.run.streams += now - self._streams
+        self._streams = now
 
     def _balance(self, to_client: int, to_targets: int, unread: int) -> None:
         """Stop reading what would only be queued. Never both sides: each may wait for what the other one reads."""

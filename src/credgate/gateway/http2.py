@@ -1,6 +1,7 @@
 """The ends of HTTP/2, and how much of it waits in our memory."""
 
 from collections import deque
+from collections.abc import Callable
 
 import h2.events
 from h2.errors import ErrorCodes
@@ -13,6 +14,7 @@ from mitmproxy.proxy.layers.http._events import RequestData, RequestHeaders, Res
 from credgate.gateway.http1 import BadHead, BadHeadHook
 
 MAX_RESETS = 100  # streams that a client may take back, if they are more than half of its streams
+MAX_STREAMS = 1000  # of one run: each keeps its head, 64 KiB at most, and one connection may have a hundred
 MAX_BACKLOG = 256 << 10  # bytes in one direction; mitmproxy offers windows of two GiB and queues what can't go on
 MAX_UNREAD = 16 << 10  # bytes of all targets of a client that wait to be looked at
 
@@ -30,8 +32,17 @@ class GateHttp2Server(mitm.Http2Server):
 
     _opened = _resets = 0
 
+    def __init__(self, context: Context, full: Callable[[], bool]) -> None:
+        """`full`: whether the run has as many streams as it may."""
+        super().__init__(context)
+        self._full = full
+
     def handle_h2_event(self, event: h2.events.Event) -> layer.CommandGenerator[bool]:
         """Take one event; True ends the connection."""
+        if isinstance(event, h2.events.RequestReceived) and self._full():
+            # RFC 9113 8.7: nothing was done with it, and the client may try again
+            self.h2_conn.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
+            return False
         self._opened += isinstance(event, h2.events.RequestReceived)
         self._resets += isinstance(event, h2.events.StreamReset)
         # CVE-2023-44487: each costs us a judgement and a ledger line, and its client two frames

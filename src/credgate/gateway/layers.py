@@ -4,6 +4,7 @@ Where mitmproxy would answer by itself (an HTML page that quotes the input) or w
 no, these classes say no. They hold no policy: the hooks decide, the layers obey `Exchange.refusal`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from mitmproxy import flow as mitm_flow
@@ -43,11 +44,14 @@ def install() -> None:
     module.Http1Client, module.Http2Client = GateHttp1Client, GateHttp2Client
 
 
-def http_layer(context: Context) -> "GateHttpLayer":
-    """An HTTP layer whose client side is ours. HTTP/2 is spoken only where ALPN agreed on it."""
+def http_layer(context: Context, full: Callable[[], bool]) -> "GateHttpLayer":
+    """An HTTP layer whose client side is ours. HTTP/2 is spoken only where ALPN agreed on it, and only while there is
+    room for a stream.
+    """
     gate = GateHttpLayer(context, HTTPMode.transparent)
-    ours = GateHttp2Server if context.client.alpn == b"h2" else GateHttp1Server
-    gate.connections[context.client] = ours(gate.context.fork())
+    inner = gate.context.fork()
+    h2 = context.client.alpn == b"h2"
+    gate.connections[context.client] = GateHttp2Server(inner, full) if h2 else GateHttp1Server(inner)
     return gate
 
 
