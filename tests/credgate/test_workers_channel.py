@@ -1,6 +1,7 @@
 """The socket between daemon and worker, and what a worker may say: hostile bytes, large packets, a deaf other side."""
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -162,6 +163,51 @@ def test_push_returns_once_the_kernel_has_it_or_fails(monkeypatch: pytest.Monkey
     with_ends(body)
 
 
+@pytest.mark.parametrize("way", ["post", "add"])
+def test_who_asks_and_reads_no_answer_has_so_much_wait_and_no_more(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be pinged within 20 s, and in those have gigabytes of answers in our memory."""
+    monkeypatch.setattr(channels, "BACKLOG", 1 << 20)
+
+    async def body(ends: Ends) -> None:
+        say = getattr(ends.channel, way)
+        for _ in range(5):
+            for _ in range(20):  # 20 kB each, and all is read before there are more
+                say(m.Known("name", "x" * 20_000))
+            async with asyncio.timeout(20):
+                while ends.channel._out:
+                    await asyncio.sleep(0.001)
+                    with contextlib.suppress(BlockingIOError):
+                        ends.raw.recv(1 << 17, socket.MSG_DONTWAIT)
+            assert ends.channel._waiting == 0
+        assert ends.why == []
+        for _ in range(100):
+            say(m.Known("name", "x" * 20_000))
+            await asyncio.sleep(0)
+        assert ends.why == ["it reads nothing"]
+        assert not ends.channel._out
+
+    with_ends(body)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "directory", "file"])
+def test_a_descriptor_that_is_no_file_in_memory_is_not_waited_for(kind: str) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+
+    async def body(ends: Ends) -> None:
+        files = {"directory": "/", "file": __file__}
+        made = {"pipe": os.pipe, "socket": lambda: [s.detach() for s in socket.socketpair()]}
+        passed = made[kind]() if kind in made else [os.open(files[kind], os.O_RDONLY)]
+        more = os.dup(passed[0])
+        socket.send_fds(ends.raw, [b"\xff" * 4], [more, passed[0]])
+        for descriptor in (more, *passed):
+            os.close(descriptor)
+        ends.channel.drain()
+        assert (ends.got, ends.why) == ([], ["it sent too much at once"])
+
+    with_ends(body)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_what_was_said_before_an_end_is_read() -> None:
     async def body(ends: Ends) -> None:
         for _ in range(5):
@@ -222,6 +268,50 @@ def test_a_worker_that_says_what_it_may_not_is_ended(name: str) -> None:
     made.take(UNFIT[name], [])  # type: ignore[arg-type]
     assert lines.lines == []
     assert said == [f"unfit {type(UNFIT[name]).__name__}"]
+
+
+def test_descriptors_that_nobody_asked_for_are_closed() -> None:
+    made, _, said = desk()
+    passed = os.open("/dev/null", os.O_RDONLY)
+    made.take(m.Ready(), [passed])
+    assert said == ["unfit Ready"]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(passed)
+
+
+@pytest.mark.parametrize(("most", "ended"), [(20, []), (19, ["unfit Fetch"])])
+def test_questions_that_wait_are_so_many_and_no_more(
+    most: int, ended: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("credgate.workers.desk._MAX_TASKS", most)
+
+    async def main() -> None:
+        made, _, said = desk()
+
+        async def never(*_: object) -> Secret:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        made.judge.fetch = never  # type: ignore[method-assign]
+        policy: Any = made.runs["r1"].policy
+        policy.secrets["token"] = object()
+        for number in range(20):
+            made.take(m.Fetch("r1", "token", ask=number), [])
+        assert said == ended
+        made.close("over")
+
+    asyncio.run(main())
+
+
+def test_a_value_that_no_secret_has_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _, said = desk()
+    policy: Any = made.runs["r1"].policy
+    policy.secrets["token"] = object()
+    made.take(m.Known("token", "x" * 1000), [])
+    monkeypatch.setattr("credgate.workers.desk._MAX_VALUE", 1000)
+    made.take(m.Known("token", "x" * 500, "y" * 501), [])
+    assert said == ["unfit Known"]
+    assert len(made.known.values()) == 1
 
 
 def test_a_line_that_is_its_own_is_written() -> None:

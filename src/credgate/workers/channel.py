@@ -6,6 +6,7 @@ posted in one turn of the event loop share a packet. What is too large for one g
 
 import array
 import asyncio
+import fcntl
 import os
 import select
 import socket
@@ -28,6 +29,7 @@ _PACKETS = 64  # read before others of the loop have their turn
 _SMALL = 32 << 10  # bytes: behind a packet below this there is seldom another one, and a read that finds none costs too
 LATER = 0.005  # seconds
 GONE = "it is gone"
+BACKLOG = 64 << 20  # bytes that may wait for the other side to read: the policies of many runs, given to a new worker
 PATIENCE = 10.0  # seconds that the other side may leave a full socket unread, or a question unanswered
 
 
@@ -55,6 +57,7 @@ class Channel:
         self._sock, self._decoder, self._take, self._on_end = sock, decoder, take, ended
         self._loop = asyncio.get_running_loop()
         self._out: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._waiting = 0  # bytes in it
         self.taken: Callable[[], None] = _nothing
         self._due = self._blocked = self.over = False
         self._timer: asyncio.TimerHandle | None = None
@@ -68,20 +71,26 @@ class Channel:
 
     def post(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send a message with the others of this turn of the loop. The descriptors stay the caller's."""
-        if self.over:
+        if not self._enter(encode(message), fds):
             return
-        self._out.append((encode(message), tuple(map(os.dup, fds))))
         if not self._due:
             self._due = True
             self._loop.call_soon(self._flush)
 
     def add(self, message: Message) -> None:
         """Send a message with the next ones, or alone a moment later. A packet costs more than what is in it."""
-        if self.over:
-            return
-        self._out.append((encode(message), ()))
-        if not self._due and self._timer is None:
+        if self._enter(encode(message), ()) and not self._due and self._timer is None:
             self._timer = self._loop.call_later(LATER, self._flush)
+
+    def _enter(self, data: bytes, fds: Sequence[int]) -> bool:
+        """False where nothing more is sent: of who asks and reads no answer so much is kept, and no more."""
+        if not self.over and self._waiting + len(data) > BACKLOG:
+            self.end("it reads nothing")
+        if self.over:
+            return False
+        self._out.append((data, tuple(map(os.dup, fds))))
+        self._waiting += len(data)
+        return True
 
     def push(self, message: Message) -> None:
         """Send a message and all before it: when this returns the kernel has them. Raises ChannelError."""
@@ -143,7 +152,9 @@ class Channel:
                 self.end(error.strerror or "its socket failed")
                 return
             for _ in range(count):
-                for fd in self._out.popleft()[1]:
+                sent, passed = self._out.popleft()
+                self._waiting -= len(sent)
+                for fd in passed:
                     os.close(fd)
         if self._blocked:
             self._blocked = False
@@ -284,8 +295,13 @@ def _close(fds: list[int]) -> None:
 
 
 def _whole(descriptor: int, most: int) -> bytes | None:
-    with os.fdopen(descriptor, "rb") as file:
+    """What a memfd of at most so many bytes holds; None for anything else, which might have to be waited for."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)  # of files in memory alone
         if os.fstat(descriptor).st_size > most:
             return None
-        file.seek(0)
-        return file.read(most)
+        return os.pread(descriptor, most, 0)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)

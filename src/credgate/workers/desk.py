@@ -5,6 +5,7 @@ Secrets are fetched, uses, rates and budgets spent, and lines of the ledger writ
 
 import asyncio
 import logging
+import os
 from collections import OrderedDict
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 _WRITTEN = frozenset({"deny", "outcome", "tunnel", "mint"})
 
 _MAX_GONE = 256
+_MAX_TASKS = 10_000  # questions of one worker that wait: more than it may have connections
+_MAX_VALUE = 1 << 20  # characters of a value that is looked for: each has dozens of spellings
 
 
 class Unfit(Exception):
@@ -100,6 +103,9 @@ class Desk:
             self._take(message)
         except (LedgerError, Unfit, TypeError, ValueError, KeyError) as error:
             self._fault(type(message).__name__, error)
+        finally:
+            for descriptor in fds:
+                os.close(descriptor)
 
     def _fault(self, what: str, error: Exception) -> None:
         if isinstance(error, LedgerError):
@@ -130,6 +136,8 @@ class Desk:
                 if message.run not in self._gone:
                     self._run(message.run).alarm(message.kind, message.detail)
             case m.Known():
+                if len(message.value) + len(message.basic) > _MAX_VALUE:
+                    raise Unfit("a value that no secret has")
                 if any(message.name in run.policy.secrets for run in self.runs.values()):
                     self.known.add(message.name, message.value, basic=message.basic)
             case _:
@@ -146,6 +154,8 @@ class Desk:
         if not task.done():
             self._tasks.add(task)
             task.add_done_callback(self._finished)
+            if len(self._tasks) > _MAX_TASKS:
+                raise Unfit("more questions than it can have requests")
         else:
             self._finished(task)
 
