@@ -2,8 +2,8 @@
 
 By root each worker has a network of its own, loopback alone: ports and abstract sockets that one test takes can't be
 another's, and a packet that a failing guard lets out goes nowhere. Tests of one file stay together (`--dist loadfile`),
-as module fixtures do; the files with the longest tests go first, or one worker would be left alone with them. Every
-worker has to collect the same ids: no time, pid or chance in a parameter.
+as module fixtures do; the files with the longest tests go first, or one worker is left alone with them. Every worker
+has to collect the same ids: no time, pid or chance in a parameter.
 """
 
 import os
@@ -14,7 +14,15 @@ import pytest
 
 _OWN_NETWORK = Path(__file__).parent.parent / "scripts/lib/own_network.py"
 
-_FIRST = "tests/e2e/"  # a test there takes seconds, most of them waiting; elsewhere hundreds take one
+# The longest; then those of which a test takes seconds, most of them waiting; then those that keep a core busy for half
+# a minute, not beside each other from the beginning. Elsewhere hundreds of tests take a second.
+_FIRST = (
+    "tests/credgate/reconcile/test_engine.py",
+    "tests/e2e/",
+    "tests/credgate/test_gateway_kills.py",
+    "tests/fuzz/",
+    "tests/credgate/test_ledger_segments.py",
+)
 
 
 def is_worker(config: pytest.Config) -> bool:
@@ -35,6 +43,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Behind pytest-randomly, whose order of the files stays as it is in both parts."""
+    """Behind pytest-randomly, whose order of the files stays as it is within each part."""
     if is_worker(config):
-        items.sort(key=lambda item: not item.nodeid.startswith(_FIRST))
+        items.sort(key=lambda item: _part(item.nodeid))
+
+
+def _part(nodeid: str) -> int:
+    return next((at for at, path in enumerate(_FIRST) if nodeid.startswith(path)), len(_FIRST))

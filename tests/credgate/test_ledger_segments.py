@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -446,44 +447,65 @@ def test_nothing_is_kept_of_nothing(directory: Path, keep: int):
 # --- kill -9
 
 
+# Imports once and forks for each line "MAX_BYTES KEEP": "pid N", then each number that was written, at the end "ended".
 _HAMMER = """
-import sys
+import os, sys
 from pathlib import Path
 from credgate.ledger.settings import Settings
 from credgate.ledger.writer import Ledger
-settings = Settings(max_bytes=int(sys.argv[2]), every_lines=4, every_seconds=0.01, keep=int(sys.argv[3]), pack=True)
-ledger = Ledger.open(Path(sys.argv[1]), settings=settings)
-for n in range(100000):
-    seq = ledger.append("deny", host="h" * (n % 300), path="/" + "p" * (n % 2000))
-    if n % 7 == 0:
-        ledger.sync()
-    print(seq, flush=True)
+
+def hammer(max_bytes, keep):
+    print("pid", os.getpid(), flush=True)
+    settings = Settings(max_bytes=max_bytes, every_lines=4, every_seconds=0.01, keep=keep, pack=True)
+    ledger = Ledger.open(Path(sys.argv[1]), settings=settings)
+    for n in range(100000):
+        seq = ledger.append("deny", host="h" * (n % 300), path="/" + "p" * (n % 2000))
+        if n % 7 == 0:
+            ledger.sync()
+        print(seq, flush=True)
+
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        hammer(*map(int, line.split()))
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    print("ended", os.waitstatus_to_exitcode(status), flush=True)
 """
 KILLS = int(os.environ.get("CREDGATE_LEDGER_KILLS", "40"))
 
 
-def kill_once(directory: Path, chance: random.Random) -> int:
+def kill_once(zygote: subprocess.Popen[str], chance: random.Random) -> int:
     """Kill a writer somewhere; return the last number that it reported."""
-    keep = chance.choice(["0", "3"])
-    command = [sys.executable, "-I", "-c", _HAMMER, str(directory), str(chance.choice([900, 20000])), keep]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    first = child.stdout.readline()
+    assert zygote.stdin is not None and zygote.stdout is not None
+    zygote.stdin.write(f"{chance.choice([900, 20000])} {chance.choice([0, 3])}\n")
+    zygote.stdin.flush()
+    word, pid = zygote.stdout.readline().split()
+    assert word == "pid"
+    last = zygote.stdout.readline()
     time.sleep(chance.random() * 0.06)
-    child.send_signal(signal.SIGKILL)
-    reported = [first, *child.stdout.read().splitlines()[:-1]]  # the pipe may have cut the last one
-    child.stdout.close()
-    child.wait(10)
-    assert child.returncode == -signal.SIGKILL
-    return int(reported[-1])
+    os.kill(int(pid), signal.SIGKILL)
+    for line in zygote.stdout:  # each was one write(2) to a pipe, so none is cut
+        if line.startswith("ended"):
+            assert line.split()[1] == str(-signal.SIGKILL)
+            break
+        last = line
+    return int(last)
 
 
-def test_kill_9_anywhere_leaves_a_ledger_that_is_sound_after_repair(directory: Path):
+@pytest.fixture
+def zygote(directory: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-I", "-c", _HAMMER, str(directory)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+
+
+def test_kill_9_anywhere_leaves_a_ledger_that_is_sound_after_repair(directory: Path, zygote: subprocess.Popen[str]):
     """One ledger, killed again and again: no reported line is lost, and each repair is signed."""
     seed = random.SystemRandom().randrange(1 << 32)
     chance = random.Random(seed)
     for n in range(KILLS):
-        last = kill_once(directory, chance)
+        last = kill_once(zygote, chance)
         killed = verify(directory)
         assert killed.status in (Status.SOUND, Status.INCOMPLETE), (seed, n, killed)
         with Ledger.open(directory, settings=Settings(keep=3, pack=True)) as ledger:

@@ -31,27 +31,24 @@ class Remote:
     def __init__(self, backend: Any, glot: Any) -> None:
         self._backend = backend
         self._glot = glot
-        self._names: dict[str, str] = {}
+        self._tables: dict[str, Any] = {}
         self._made = 0
 
     def make(self, table: str, select: str, *values: object) -> None:
         """See Tables, as of the others below."""
         query = self._query(select, values)
-        name = self._new(table)
-        self._backend.create_table(name, query)
-        self._now(table, name)
+        self._now(table, self._backend.create_table(self._new(table), query))
 
     def empty(self, table: str, columns: Columns) -> None:
         """See Tables."""
-        name = self._new(table)
-        self._backend.create_table(name, schema={column: _IBIS[kind] for column, kind in columns.items()})
-        self._now(table, name)
+        schema = {column: _IBIS[kind] for column, kind in columns.items()}
+        self._now(table, self._backend.create_table(self._new(table), schema=schema))
 
     def add(self, table: str, select: str, *values: object) -> None:
         """See Tables: the columns go by their places, and get the table's names and types."""
-        schema = self._backend.table(self._names[table]).schema()
+        schema = self._tables[table].schema()
         rows = self._query(select, values, schema.names)
-        self._backend.insert(self._names[table], rows.cast(dict(schema.items())))
+        self._backend.insert(self._name(table), rows.cast(dict(schema.items())))
 
     def remove(self, table: str, where: str, *values: object) -> None:
         """See Tables."""
@@ -65,7 +62,7 @@ class Remote:
         held = [tuple(row) for row in rows]
         if held:
             frame = pandas.DataFrame(held, columns=list(columns))
-            self._backend.insert(self._names[table], frame)
+            self._backend.insert(self._name(table), frame)
 
     def rows(self, select: str, *values: object) -> Iterator[tuple[object, ...]]:
         """See Tables."""
@@ -84,30 +81,32 @@ class Remote:
 
     def take(self, store: Store, table: str) -> None:
         """Copy a table of the store's here."""
-        name = self._new(table)
-        self._backend.create_table(name, store.db.table(table).to_arrow_table())
-        self._now(table, name)
+        self._now(table, self._backend.create_table(self._new(table), store.db.table(table).to_arrow_table()))
 
     def give(self, store: Store, table: str) -> None:
         """Copy a table from here to the store."""
-        arrived = self._backend.table(self._names[table]).to_pyarrow()
+        arrived = self._tables[table].to_pyarrow()
         store.db.register("arrived", arrived)
         store.make(table, "SELECT * FROM arrived")
         store.db.unregister("arrived")
 
     def close(self) -> None:
         """Remove what was made here."""
-        for name in self._names.values():
-            self._backend.drop_table(name, force=True)
-        self._names.clear()
+        for table in self._tables:
+            self._backend.drop_table(self._name(table), force=True)
+        self._tables.clear()
 
     def _new(self, table: str) -> str:
         self._made += 1
         return f"{_PREFIX}_{table}_{self._made}"
 
-    def _now(self, table: str, name: str) -> None:
-        before = self._names.get(table)
-        self._names[table] = name
+    def _name(self, table: str) -> str:
+        name: str = self._tables[table].get_name()
+        return name
+
+    def _now(self, table: str, made: Any) -> None:
+        before = self._name(table) if table in self._tables else None
+        self._tables[table] = made
         if before is not None:
             self._backend.drop_table(before)
 
@@ -118,9 +117,9 @@ class Remote:
         for place in list(tree.find_all(expressions.Parameter, expressions.Placeholder)):
             place.replace(expressions.convert(values[int(place.name) - 1]))
         for table in tree.find_all(expressions.Table):
-            if table.name in self._names:
+            if table.name in self._tables:
                 alias = table.alias or table.name
-                table.replace(expressions.to_table(self._names[table.name], alias=alias))
+                table.replace(expressions.to_table(self._name(table.name), alias=alias))
         for place, column in zip(list(tree.selects), columns, strict=bool(columns)):
             place.replace(expressions.alias_(place.unalias(), column))
         return self._backend.sql(tree.sql(dialect="duckdb"), dialect="duckdb")

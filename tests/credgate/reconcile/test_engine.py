@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 
@@ -13,7 +14,9 @@ from credgate.reconcile.fabricate import BEGIN, FORMATS, SECOND, World, honest
 from credgate.reconcile.lies import LIES
 from tests.credgate.reconcile.rig import asked, tunnel
 
-REQUESTS = 100_000
+# Each of some 300 statements costs Spark a fifth of a second whatever it is about; 100,000 requests cost two minutes
+# more and show the same, so they are for whoever changes the stages.
+REQUESTS = int(os.environ.get("CREDGATE_TEST_ENGINE_REQUESTS", "5000"))
 # one target paired by tags and windows, one by request ids, one by counts
 SOURCES = ("nginx", "cloudtrail", "openai")
 PROXIED = "proxied.example"
@@ -21,12 +24,23 @@ TOLD = (
     "outside-call", "outside-key", "other-credential", "moved-clock", "denied-yet-seen", "replay", "copied-tag",
     "forgotten-request", "invented-request", "more-usage", "torn-line",
 )  # fmt: skip
-# A short session: what is compiled would not pay for itself. Loopback alone, whatever the host is called.
-ENGINE = (
-    "pyspark://local[2]?spark.sql.shuffle.partitions=2&spark.sql.codegen.wholeStage=false"
-    "&spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1%20-XX:%2BUseSerialGC"
-    "&spark.driver.host=127.0.0.1&spark.driver.bindAddress=127.0.0.1"
-)
+# A short session: what is compiled would not pay for itself, nor a second partition, nor a plan made anew at each
+# stage. Hadoop without its native library forks a `chmod` for each file and directory: fewer of both, and not by way
+# of jspawnhelper. Loopback alone, whatever the host is called.
+_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Djdk.lang.Process.launchMechanism=VFORK")
+_SETTINGS = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.default.parallelism": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    "spark.driver.extraJavaOptions": " ".join(_JVM),
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+ENGINE = f"pyspark://local[2]?{urlencode(_SETTINGS)}"
 
 
 def packages() -> Path:
