@@ -62,18 +62,44 @@ class TreePattern:
         return "/".join(self.parts)
 
     def regex(self) -> str:
-        """A regular expression for whole relative paths, without anchors."""
+        """A regular expression for whole relative paths, without anchors.
+
+        Names in a tree are a jail's. Tried in every way, "*a*a*b" takes a power of a name's length, "**/a/**/b" one of the
+        depth. Where what stands between two wildcards is found first it is as good as anywhere: that is not tried anew.
+        """
+        runs = _runs(self.parts)
         out = "" if self.anchored else "(?:.*/)?"
-        for number, part in enumerate(self.parts):
-            last = number == len(self.parts) - 1
-            if part == "**":
-                out += ".+" if last else "(?:[^/]+/)*"
+        for number, run in enumerate(runs):
+            text, last = "/".join(map(_name, run)), number == len(runs) - 1
+            if not number:
+                out += text + ("/" if run and not last else "")
+            elif not run:  # "**" at the end
+                out += ".+"
             else:
-                out += "".join(_WORD.get(char) or re.escape(char) for char in part) + ("" if last else "/")
+                out += f"(?:[^/]+/)*?{text}" if last else f"(?>(?:[^/]+/)*?{text}/)"
         return out
 
 
-_WORD = {"*": "[^/]*", "?": "[^/]"}
+def _runs(parts: Sequence[str]) -> list[list[str]]:
+    """The parts between each "**" and the next one; several of them in a row are as one."""
+    runs: list[list[str]] = [[]]
+    for number, part in enumerate(parts):
+        if part != "**":
+            runs[-1].append(part)
+        elif not number or parts[number - 1] != "**":
+            runs.append([])
+    return runs
+
+
+def _name(part: str) -> str:
+    """One name; "*" and "?" stay within it."""
+    first, *chunks = ("".join(_ONE.get(char) or re.escape(char) for char in chunk) for chunk in part.split("*"))
+    if not chunks:
+        return first
+    return first + "".join(f"(?>[^/]*?{chunk})" for chunk in chunks[:-1] if chunk) + "[^/]*" + chunks[-1]
+
+
+_ONE = {"?": "[^/]"}
 
 
 def union(patterns: Sequence[TreePattern]) -> re.Pattern[str] | None:
