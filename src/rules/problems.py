@@ -3,6 +3,14 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+MOST = 1000  # characters of a text for people; what it quotes has no bound
+_HEAD, _TAIL = 600, 300  # of a longer one: what is wrong is said at either end
+
+
+def brief(text: str) -> str:
+    """The text without its middle where it is too long to be read."""
+    return text if len(text) <= MOST else f"{text[:_HEAD]} ... {text[-_TAIL:]}"
+
 
 class RulesError(Exception):
     """Base of every error of `rules`. `code` is stable; `detail` says got/expected; `hint` says the mend or is ""."""
@@ -10,6 +18,7 @@ class RulesError(Exception):
     code = "rules"
 
     def __init__(self, detail: str, hint: str = "") -> None:
+        detail, hint = brief(detail), brief(hint)
         super().__init__(detail, hint)
         self.detail = detail
         self.hint = hint
@@ -67,6 +76,10 @@ class Problem:
     where: str
     message: str
     hint: str = ""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            object.__setattr__(self, name, brief(getattr(self, name)))
 
     def __str__(self) -> str:
         return _lines(f"{self.where}: {self.message}" if self.where else self.message, self.hint)

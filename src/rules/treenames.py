@@ -64,8 +64,8 @@ class TreePattern:
     def regex(self) -> str:
         """A regular expression for whole relative paths, without anchors.
 
-        Names in a tree are a jail's. Tried in every way, "*a*a*b" takes a power of a name's length, "**/a/**/b" one of the
-        depth. Where what stands between two wildcards is found first it is as good as anywhere: that is not tried anew.
+        Names in a tree are a jail's. Tried in every way, "*a*a*b" takes a power of a name's length, "**/a/**/b" one of
+        the depth. Where it is found first, what stands between two wildcards is as good as anywhere, and not tried anew.
         """
         runs = _runs(self.parts)
         out = "" if self.anchored else "(?:.*/)?"

@@ -1,5 +1,7 @@
 import pytest
 
+from rules import problems
+from rules.load import load_policy
 from rules.problems import HostError, PolicyError, Problem, RulesError
 
 
@@ -21,3 +23,20 @@ def test_one_base_catches_them_all() -> None:
     with pytest.raises(RulesError):
         raise PolicyError([])
     assert issubclass(HostError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"version = 1\n{'x' * 500_000} = 1\n", "unknown key"),
+        (f'version = 1\n[endpoint.a]\nhost = "{"a." * 200_000}b"\n', "253"),
+        (f'version = 1\ndefault_role = "{"x" * 500_000}"\n', "no role is called"),
+    ],
+)
+def test_a_fault_quotes_no_more_than_somebody_reads(text: str, said: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        load_policy(text.encode(), packs={}, base_dir="/")
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 4 * problems.MOST
+    assert len(caught.value.detail) <= problems.MOST
+    assert problems.brief("x" * problems.MOST) == "x" * problems.MOST
