@@ -64,8 +64,9 @@ class TreePattern:
     def regex(self) -> str:
         """A regular expression for whole relative paths, without anchors.
 
-        Names in a tree are a jail's. Tried in every way, "*a*a*b" takes a power of a name's length, "**/a/**/b" one of
-        the depth. Where it is found first, what stands between two wildcards is as good as anywhere, and not tried anew.
+        Names in a tree are a jail's. Tried in every way, "*a*a*b" takes a power of a name's length, and "**/a/**/b" one
+        of the depth. Of what stands between two wildcards the first place where it fits is as good as any, and the only
+        one that is tried.
         """
         runs = _runs(self.parts)
         out = "" if self.anchored else "(?:.*/)?"

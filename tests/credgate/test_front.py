@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import resource
 import signal
 import socket
 import time
@@ -234,6 +235,14 @@ def test_a_stream_that_is_closed_is_for_python_to_judge(rig: Rig, number: int) -
     process = rig.start("run", "--", "x", preexec_fn=lambda: os.close(number))
     assert rig.asked(process) is None
     assert end(process)[0] == PYTHON or number == 1  # whose stand-in can't print then
+
+
+@needs_compiler
+def test_a_limit_of_file_sizes_leaves_it_to_python(rig: Rig) -> None:
+    """The request lies in a file, and a signal would end whoever writes more than he may."""
+    process = rig.start("run", "--", "x" * 5000, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)))
+    rig.listener.accept()[0].close()
+    assert end(process)[0] == PYTHON
 
 
 def stream() -> tuple[socket.socket, socket.socket]:

@@ -28,7 +28,7 @@ __attribute__((used)) static const char stamp[] = "credgate-front:" STAMP;
 
 static int own_argc;
 static char **own_argv;
-static void (*own_sigpipe)(int);
+static void (*own_sigpipe)(int), (*own_sigxfsz)(int);
 static int wake[2] = {-1, -1};
 static const int forwarded[] = {SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
 #define FORWARDED (sizeof forwarded / sizeof *forwarded)
@@ -53,6 +53,7 @@ static _Noreturn void python(char *resumed)
 		for (int n = ours ? 2 : 1; n < own_argc; n++)
 			words[count++] = own_argv[n];
 		signal(SIGPIPE, own_sigpipe);
+		signal(SIGXFSZ, own_sigxfsz);
 		execv(PYTHON, words);
 	}
 	dprintf(2, "error: can't start %s: %s\nhint: scripts/setup makes it anew\n", PYTHON, strerror(errno));
@@ -273,6 +274,7 @@ int main(int argc, char **argv)
 	own_argc = argc;
 	own_argv = argv;
 	own_sigpipe = signal(SIGPIPE, SIG_IGN);
+	own_sigxfsz = signal(SIGXFSZ, SIG_IGN);	/* setrlimit(2): a limit of file sizes holds for the request's file too */
 	if (argc < 2 || strcmp(argv[1], "run") != 0 || geteuid() == 0 || !read_line(argc, argv, &asked) ||
 	    access(IN_A_JAIL, F_OK) == 0 || !standard_is_plain())
 		python(NULL);
