@@ -107,7 +107,7 @@ def rig() -> Iterator[Rig]:
 
 def end(process: Process) -> tuple[int, bytes, bytes]:
     """Its status, and what it printed; a sanitizer that complains fails the test."""
-    out, err = (said or b"" for said in process.communicate(timeout=20))  # None: the test gave it another place
+    out, err = (said or b"" for said in process.communicate(timeout=90))  # None: the test gave it another place
     assert process.returncode != COMPLAINT and b"runtime error" not in err, err.decode(errors="replace")
     return process.returncode, out, err
 

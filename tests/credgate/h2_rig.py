@@ -161,7 +161,7 @@ class H2Client:
     async def answer(self, stream: int) -> H2Answer:
         status, found, got = 0, {}, b""
         with contextlib.suppress(ConnectionError, ssl.SSLError):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while data := await self.reader.read(65536):
                     for event in self.conn.receive_data(data):
                         if isinstance(event, h2.events.ConnectionTerminated):

@@ -131,7 +131,11 @@ def minting(home: Path, port: int, ca: Path, policy: str = POLICY, timeout: floa
         return (ip_address("127.0.0.1"),)
 
     dialler = Dialler(
-        pins=Pins(resolve, 0.0), own_addresses=frozenset, listeners=frozenset, resolve_timeout=1.0, connect_timeout=1.0
+        pins=Pins(resolve, 0.0),
+        own_addresses=frozenset,
+        listeners=frozenset,
+        resolve_timeout=30.0,
+        connect_timeout=30.0,
     )
     marks = Fingerprints.load(home / "fingerprints")
     calls = Calls(ledger=ledger, dialler=dialler, upstream=UpstreamTls(), fingerprints=marks, timeout=timeout)

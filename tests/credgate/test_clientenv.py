@@ -115,7 +115,7 @@ def test_git_says_why_ssh_goes_nowhere() -> None:
     def said(env: dict[str, str]) -> str:
         where = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "GIT_SSH_COMMAND": "sh -c 'echo theirs >&2; exit 255'", **env}
         asked = ["git", "ls-remote", "git@other.example:a/b"]
-        done = subprocess.run(asked, env=where, capture_output=True, text=True, check=False, cwd="/", timeout=20)
+        done = subprocess.run(asked, env=where, capture_output=True, text=True, check=False, cwd="/", timeout=90)
         assert done.returncode == 128
         return done.stderr
 

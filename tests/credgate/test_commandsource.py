@@ -90,7 +90,7 @@ def test_a_program_of_a_written_tree_is_not_started(tmp_path: Path) -> None:
 def test_ends_that_give_no_value(text: str, expected: str, tmp_path: Path) -> None:
     began = time.monotonic()
     assert code(rule(program(tmp_path, text), timeout=1)) == expected
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 45
 
 
 def json_of(tmp_path: Path, document: str, keep: int = 0) -> SecretRule:

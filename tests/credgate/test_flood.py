@@ -9,6 +9,7 @@ import os
 import resource
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,15 +150,25 @@ async def others(r: Rig, waits: list[float]) -> None:
         await asyncio.sleep(0.05)
 
 
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
 def test_a_flood_is_counted_exactly_and_stops_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def main() -> None:
         async with rig(tmp_path) as r:
             paths = [PATHS[number % len(PATHS)] for number in range(COUNT)]
             ids, waits = Counter[str](), list[float]()
-            began, memory = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            began, before, memory = (
+                time.monotonic(),
+                time.process_time(),
+                resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            )
             meanwhile = asyncio.create_task(others(r, waits))
             await asyncio.gather(*(flood(r, paths[start::4], ids) for start in range(4)))
-            seconds = time.monotonic() - began
+            seconds, worked = time.monotonic() - began, time.process_time() - before
             meanwhile.cancel()
             await r.gateway.close("run-1")
             lines = r.records("deny")
@@ -171,8 +182,8 @@ def test_a_flood_is_counted_exactly_and_stops_nobody(tmp_path: Path, capsys: pyt
             assert named == ids  # each answer names the line that it is counted in
             assert r.run.denied == COUNT
             assert len(lines) <= len(PATHS) * (LINES + 1 + seconds / WINDOW)
-            assert max(waits) < 1.0
-            assert seconds < COUNT / 14000 * 60 + 5  # the reported flood's own pace
+            assert max(waits) < max(1.0, seconds / 4)  # while it goes on, not behind it
+            assert worked < COUNT / 14000 * 60 + 5  # the reported flood's own pace
             grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) >> 10
             assert grown < 64
             with capsys.disabled():
@@ -185,16 +196,16 @@ def test_a_flood_is_counted_exactly_and_stops_nobody(tmp_path: Path, capsys: pyt
 
 
 def test_counts_are_written_while_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (floods, records):
-        monkeypatch.setattr(module, "WINDOW", 0.3)
+    monkeypatch.setattr(records, "WINDOW", 0.1)  # between two looks
+    monkeypatch.setattr(floods, "WINDOW", 3600.0)
 
     async def main() -> None:
         async with rig(tmp_path) as r:
             await flood(r, ["/nowhere"] * (LINES + 7), Counter())
             assert len(r.records("deny")) == LINES
-            await asyncio.sleep(1.0)
+            monkeypatch.setattr(floods, "WINDOW", 0.0)  # over
+            await until(lambda: len(r.records("deny")) > LINES)
             assert r.records("deny")[-1]["count"] == 7
-            await asyncio.sleep(0.5)
             await flood(r, ["/nowhere"], Counter())
             assert "count" not in r.records("deny")[-1]
 

@@ -207,7 +207,7 @@ def test_a_client_that_waits_for_100_gets_it_before_the_target_is_dialled(tmp_pa
         async with rig(tmp_path, policy=BODIES) as r:
             client = await r.tunnel()
             client.writer.write(head(r, len(GOOD), Expect="100-continue"))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
             assert r.good.connections == 0
             answer = await client.ask(GOOD)
@@ -255,7 +255,7 @@ def test_bodies_of_one_run_share_a_bound_and_give_it_back(tmp_path: Path, monkey
             assert (answer.status, answer.code) == (403, "body_refused")
             for client in waiting_ones:
                 client.close()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while r.run.held:
                     await asyncio.sleep(0.01)
 
@@ -343,7 +343,7 @@ def test_http2_over_max_in_pieces(tmp_path: Path) -> None:
             stream = client.conn.get_next_available_stream_id()
             client.conn.send_headers(stream, h2_head(r))
             client.flush()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 client.conn.receive_data(await client.reader.read(65536))  # the gateway's own windows
             for _ in range(5):
                 client.conn.send_data(stream, b"x" * (13 << 10))

@@ -69,11 +69,11 @@ def test_a_grpc_echo(size: int, tmp_path: Path) -> None:
     def work(c: grpc.Channel) -> None:
         one = c.unary_unary("/ok/One")
         for _ in range(2):
-            answer, call = one.with_call(BIG[:size], timeout=20)
+            answer, call = one.with_call(BIG[:size], timeout=60)
             assert answer == BIG[:size]
             assert ("x-sum", str(size)) in call.trailing_metadata()
         with pytest.raises(grpc.RpcError) as told:
-            one(b"fail", timeout=20)
+            one(b"fail", timeout=60)
         assert told.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert told.value.details() == "as asked"
 
@@ -101,7 +101,7 @@ def test_a_stream_in_both_directions(tmp_path: Path) -> None:
                     time.sleep(0.001)
                 yield b"%d" % n
 
-        for answer in c.stream_stream("/ok/Many")(questions(), timeout=20):
+        for answer in c.stream_stream("/ok/Many")(questions(), timeout=60):
             got.append(answer)  # noqa: PERF402 - the questions look at it
         assert got == [b"%d" % n for n in range(20)]
 
@@ -120,7 +120,7 @@ def test_a_method_that_no_rule_allows(tmp_path: Path) -> None:
 
     def work(c: grpc.Channel) -> None:
         with pytest.raises(grpc.RpcError) as told:
-            c.unary_unary("/admin/One")(b"x", timeout=20)
+            c.unary_unary("/admin/One")(b"x", timeout=60)
         assert told.value.code() is grpc.StatusCode.PERMISSION_DENIED  # what gRPC makes of a 403
 
     async def main() -> None:

@@ -82,7 +82,7 @@ async def h2_leaves(rig: Rig) -> bytes:
     opened = await rig.tunnel("h2.good.test", alpn=BOTH)
     pseudo = [(b":method", b"GET"), (b":scheme", b"https"), (b":authority", b"h2.good.test:%d" % rig.direct)]
     asking = asyncio.ensure_future(H2Client(opened.reader, opened.writer).ask([*pseudo, (b":path", b"/ok/a")]))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not any(session.seen for session in rig.good.sessions):
             await asyncio.sleep(0.01)
     opened.close()
@@ -186,7 +186,7 @@ def test_raising_after_the_request_was_sent(
         async with rig(tmp_path, alpn=BOTH) as r:
             calls = plant(monkeypatch, name)
             got = await AFTER[name](r)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await r.good.closed.wait()
             assert calls
             assert secret_arrived(r)
@@ -209,7 +209,7 @@ def secret_arrived(r: Rig) -> bool:
 
 
 async def everything_closed(r: Rig) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while any(i.handlers for instances in r.gateway._instances.values() for i in instances):
             await asyncio.sleep(0.01)
 
@@ -338,7 +338,7 @@ def test_a_body_that_fails_on_its_way_gets_no_end(tmp_path: Path, monkeypatch: p
             await asyncio.sleep(0.1)
             client.writer.write(b"6\r\nsecond\r\n0\r\n\r\n")
             assert await client.rest() == b""
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await r.good.closed.wait()
             assert len(calls) == 3
             assert r.records("outcome")[-1]["reason"] == "internal"

@@ -118,16 +118,16 @@ async def kill_once(
     """Start a gateway on the ledger of that name, use it, and kill it `wait` seconds after its first request."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(f"{name}\n".encode())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         up, pid = (await process.stdout.readline()).split()
     assert up == b"up"
     clients = [asyncio.create_task(hammer(port, trust, n)) for n in range(CLIENTS)]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await first.wait()
     await asyncio.sleep(wait)
     os.kill(int(pid), signal.SIGKILL)
     process.stdin.write(b"end\n")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await process.stdout.readline() == b"ended\n"
     for client in clients:
         client.cancel()  # who waits in the listening socket's queue, which outlives the gateway

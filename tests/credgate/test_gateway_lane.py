@@ -44,7 +44,7 @@ async def got(client: Client, size: int = 0) -> bytes:
     """What comes within a moment, and within more than that as long as it is not `size` bytes."""
     data = b""
     with contextlib.suppress(TimeoutError, ConnectionError, asyncio.IncompleteReadError):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             data = await client.reader.readexactly(size)
         async with asyncio.timeout(0.15):
             while more := await client.reader.read(65536):
@@ -141,7 +141,7 @@ def test_a_body_without_one_reading_gets_no_end(body: bytes, sent: bytes, at_onc
                 client.writer.write(body)
             answer = await client.answer()
             assert (answer.status, answer.code) == (400, "malformed")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 if r.good.connections:
                     await r.good.closed.wait()
             assert not r.good.raw.endswith(b"0\r\n\r\n")
@@ -158,7 +158,7 @@ def test_expect_is_answered_when_the_target_is_there(tmp_path: Path) -> None:
         async with rig(tmp_path) as r:
             client = await r.tunnel()
             client.writer.write(head(r, b"POST /ok/a HTTP/1.1", b"Content-Length: 5", b"Expect: 100-Continue"))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
             assert r.good.connections == 1
             assert (await client.ask(b"hello")).body == b"ok 5"
@@ -286,7 +286,7 @@ def test_answers_that_do_not_count(answer: bytes, tmp_path: Path) -> None:
             client = await r.tunnel()
             refused = await client.ask(head(r, b"GET /ok/a HTTP/1.1"))
             assert (refused.status, refused.code) == (502, "upstream_invalid")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await r.good.closed.wait()  # such a connection is never used again
             assert r.reasons() == ["upstream_invalid"]
             r.good.script = echo
@@ -371,7 +371,7 @@ def test_a_refused_body_is_read_to_its_end_and_no_longer(
             else:
                 client.writer.write(body[2:])
                 assert await got(client) == b""
-            assert time.monotonic() - begun < 3
+            assert time.monotonic() - begun < 4.5
             assert [line["path"] for line in r.records("intent")] == (["/free/a"] if goes_on else [])
 
     asyncio.run(main())
@@ -479,7 +479,7 @@ def test_a_revoked_run_has_no_idle_connections(tmp_path: Path) -> None:
             assert await once(r) == 200
             assert len(r.gateway._hooks.pool) == 1
             r.gateway.cut("run-1", "revoked")
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(30):  # an idle one would stay for twice as long
                 await r.good.closed.wait()
             assert len(r.gateway._hooks.pool) == 0
 
@@ -500,8 +500,9 @@ def test_idle_connections_are_bounded_in_time_and_number(tmp_path: Path, monkeyp
             assert await at_once(r, clients) == [200] * 4
             for client in clients:
                 client.close()
-            await asyncio.sleep(0.1)
-            assert len(pool) == 2
+            async with asyncio.timeout(60):
+                while len(pool) != 2:
+                    await asyncio.sleep(0.01)
 
     asyncio.run(main())
 

@@ -46,7 +46,7 @@ def test_the_first_event_comes_while_the_answer_goes_on(tmp_path: Path) -> None:
             r.good.script = events
             client = await r.tunnel()
             client.writer.write(b"GET /ok/a HTTP/1.1\r\nHost: api.good.test:%d\r\n\r\n" % r.direct)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert b"data: 1" not in await client.reader.readuntil(b"data: 0")
                 heard.set()
                 assert b"data: 2" in await client.reader.readuntil(b"0\r\n\r\n")
@@ -100,7 +100,7 @@ def test_a_large_upload_carries_the_secret_first(coding: str, tmp_path: Path) ->
             framing = b"Content-Length: %d" % SIZE if coding == "length" else b"Transfer-Encoding: chunked"
             client.writer.write(b"PUT /ok/a HTTP/1.1\r\nHost: api.good.test:%d\r\n%s\r\n\r\n" % (r.direct, framing))
             client.writer.write(CHUNK if coding == "length" else b"%x\r\n%s\r\n" % (len(CHUNK), CHUNK))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await first.wait()  # the head left while the body is still to come
             for _ in range(SIZE // len(CHUNK) - 1):
                 client.writer.write(CHUNK if coding == "length" else b"%x\r\n%s\r\n" % (len(CHUNK), CHUNK))
@@ -115,7 +115,7 @@ def test_a_large_upload_carries_the_secret_first(coding: str, tmp_path: Path) ->
 
 
 async def settled(r: Rig, **expected: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not (outcomes := r.records("outcome")):
             await asyncio.sleep(0.01)
     assert {name: outcomes[0][name] for name in expected} == expected
@@ -125,7 +125,7 @@ def test_an_upload_waits_in_the_client_while_the_target_does_not_answer(tmp_path
     """mitmproxy would queue it all: reading stops until there is an upstream connection."""
 
     async def main() -> None:
-        async with rig(tmp_path, timeouts=Timeouts(connect=1.0, tls=2.0)) as r, Target(None) as silent:
+        async with rig(tmp_path, timeouts=Timeouts()) as r, Target(None) as silent:
             object.__setattr__(r.run.policy.endpoints["good"], "dial_port", silent.port)
             client = await r.tunnel()
             before = memory()
@@ -151,7 +151,7 @@ def test_expect_continue(tmp_path: Path) -> None:
             client = await r.tunnel()
             fields = b"Content-Length: 5\r\nExpect: 100-continue"
             client.writer.write(b"POST /ok/a HTTP/1.1\r\nHost: api.good.test:%d\r\n%s\r\n\r\n" % (r.direct, fields))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 interim = await client.reader.readuntil(b"\r\n\r\n")
             assert interim.startswith(b"HTTP/1.1 100")
             answer = await client.ask(b"hello")
@@ -194,7 +194,7 @@ def test_a_client_that_leaves_ends_the_upstream_too(tmp_path: Path) -> None:
             client.writer.write(b"GET /ok/a HTTP/1.1\r\nHost: api.good.test:%d\r\n\r\n" % r.direct)
             await client.reader.readuntil(b"part")
             client.close()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await r.good.closed.wait()
             assert r.records("outcome")[0]["detail"] == "client closed the connection"
 

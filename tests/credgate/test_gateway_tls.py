@@ -24,7 +24,7 @@ def ask(
 ) -> tuple[bytes, ssl.SSLSession, bool]:
     """One request straight to the TLS port: the answer's beginning, the session, whether it was one of before."""
     with (
-        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+        socket.create_connection(("127.0.0.1", port), timeout=60) as plain,
         context.wrap_socket(plain, server_hostname=name, session=session) as tls,
     ):
         tls.sendall(b"GET /free/a HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n" % host)
@@ -98,7 +98,7 @@ def test_an_answer_without_length_that_ends_in_a_broken_record_has_no_proper_end
                 client.writer.write(request)
                 got, error = b"", False
                 try:
-                    async with asyncio.timeout(5):
+                    async with asyncio.timeout(60):
                         while more := await client.reader.read(65536):
                             got += more
                 except (ConnectionError, ssl.SSLError):

@@ -1,6 +1,7 @@
 """What goes wrong behind the gateway: each fault is told, recorded, and passes nothing that looks whole and is not."""
 
 import asyncio
+import dataclasses
 import socket
 import ssl
 import struct
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.credgate.gateway_rig import SECRET, Rig, Seen, Target, rig, server_tls
+from tests.credgate.gateway_rig import PATIENT, SECRET, Rig, Seen, Target, rig, server_tls
 from tests.credgate.h2_rig import H2Client
 from tests.targets.pki import Authority as TargetCa
 
@@ -226,7 +227,7 @@ def test_a_body_without_length_that_is_reset(tmp_path: Path) -> None:
 
 def test_a_target_that_hangs(tmp_path: Path) -> None:
     async def main() -> None:
-        async with rig(tmp_path) as r:
+        async with rig(tmp_path, timeouts=dataclasses.replace(PATIENT, first_byte=1.0)) as r:
 
             async def hang(*_: object) -> None:
                 await asyncio.sleep(30)
@@ -240,7 +241,8 @@ def test_a_target_that_hangs(tmp_path: Path) -> None:
 
 def test_a_handshake_that_hangs(tmp_path: Path) -> None:
     async def main() -> None:
-        async with rig(tmp_path) as r, Target(None) as silent:
+        # The client's own handshake has as long.
+        async with rig(tmp_path, timeouts=dataclasses.replace(PATIENT, tls=3.0)) as r, Target(None) as silent:
             moved(r, "good", silent.port)
             assert await ask(r) == (504, "upstream_timeout")
             assert told(r) == "upstream_timeout"
@@ -306,7 +308,7 @@ def test_a_connect_that_hangs(tmp_path: Path) -> None:
     """A full backlog of a socket that nobody accepts on: the kernel drops the SYN."""
 
     async def main() -> None:
-        async with rig(tmp_path) as r:
+        async with rig(tmp_path, timeouts=dataclasses.replace(PATIENT, connect=1.0)) as r:
             with socket.socket() as sock:
                 sock.bind(("127.0.0.1", 0))
                 sock.listen(0)

@@ -28,7 +28,7 @@ def test_a_run_that_is_served_has_its_contexts_before_a_request(tmp_path: Path) 
 async def _served(place: Path) -> None:
     async with rig(place) as made:
         targets = made.gateway._hooks.upstream.targets
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not targets._contexts:
                 await asyncio.sleep(0.05)
 

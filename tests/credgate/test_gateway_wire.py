@@ -53,7 +53,7 @@ class Joined:
 
 def joined(body: Callable[[Joined], Awaitable[None]], first: bytes = b"", **more: Any) -> None:
     async def main() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             made = Joined(Told(**more), first)
             try:
                 await body(made)
@@ -178,7 +178,7 @@ def test_accepted_sockets_wait_for_no_ack(closed: bool) -> None:
         acceptor = Acceptor(listener, None, make)
         with socket.create_connection(listener.getsockname()) as far:
             far.setblocking(False)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await until(lambda: made)
                 if not closed:
                     assert made[0].info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

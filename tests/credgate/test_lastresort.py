@@ -30,7 +30,7 @@ def starved() -> int:
         for _ in range(BUSY):
             if os.fork() == 0:
                 os.setsid()
-                until = time.monotonic() + 12
+                until = time.monotonic() + 60
                 while time.monotonic() < until:
                     pass
                 os._exit(0)
@@ -50,7 +50,7 @@ def seconds_to_die() -> object:
     pidfd = os.pidfd_open(pid)
     began = time.monotonic()
     kill_jail(pid, os.dup(pidfd))
-    return [bool(select.select([pidfd], [], [], 3)[0]), time.monotonic() - began]
+    return [bool(select.select([pidfd], [], [], 30)[0]), time.monotonic() - began]
 
 
 @needs_userns
@@ -58,7 +58,7 @@ def test_a_starved_jail_dies_when_all_of_it_is_killed() -> None:
     outcome = attempt(seconds_to_die, uid=USERS[-1]).value
     assert isinstance(outcome, list)
     assert outcome[0]
-    assert outcome[1] < 3 + 2  # the looks go on for 2 s, as pid 1 is not reaped here
+    assert outcome[1] < 40  # before those that hold it back end by themselves; the looks alone go on for 2 s
 
 
 @contextmanager

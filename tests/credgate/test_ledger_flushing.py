@@ -91,7 +91,7 @@ def test_nobody_goes_on_before_the_kernel_has_said_so(directory: Path) -> None:
         assert not waiting.done()
         assert place.disk.asked == [("seg-000001.jsonl", 1)]
         place.disk.end(1)
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 60)
         assert place.synced == []
 
     on(directory, main)
@@ -106,12 +106,12 @@ def test_a_line_behind_the_sync_that_is_under_way_has_the_next(directory: Path) 
         await _turns()
         assert [mark for _, mark in place.disk.asked] == [1]
         place.disk.end(1)
-        await asyncio.wait_for(first, 5)
+        await asyncio.wait_for(first, 60)
         await _turns()
         assert not second.done()
         assert [mark for _, mark in place.disk.asked] == [1, 2]
         place.disk.end(2)
-        await asyncio.wait_for(second, 5)
+        await asyncio.wait_for(second, 60)
 
     on(directory, main)
 
@@ -122,7 +122,7 @@ def test_an_error_reaches_all_who_wait_and_closes_the_ledger_for_good(directory:
         waiting = [asyncio.ensure_future(place.ledger.durable(number)) for number in numbers]
         await _turns()
         place.disk.end(3, errno.EIO)
-        found = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+        found = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 60)
         assert [type(each) for each in found] == [LedgerError] * 3
         for _ in range(2):
             with pytest.raises(LedgerError, match="input/output error"):
@@ -135,7 +135,7 @@ def test_an_error_reaches_all_who_wait_and_closes_the_ledger_for_good(directory:
 def test_what_the_kernel_does_not_begin_a_thread_does(directory: Path) -> None:
     async def main(place: Place) -> None:
         place.disk.refuses = True
-        await asyncio.wait_for(place.ledger.durable(place.ledger.append("intent")), 5)
+        await asyncio.wait_for(place.ledger.durable(place.ledger.append("intent")), 60)
         assert len(place.synced) == 1
 
     on(directory, main)
@@ -149,7 +149,7 @@ def test_a_new_segment_is_what_is_synced_from_then_on(directory: Path) -> None:
             await _turns()
             assert place.disk.asked[-1] == (f"seg-{segment:06}.jsonl", seq)
             place.disk.end(seq)
-            await asyncio.wait_for(waiting, 5)
+            await asyncio.wait_for(waiting, 60)
 
     on(directory, main, Settings(max_bytes=100, every_lines=10**6, every_seconds=3600))
 
@@ -168,7 +168,7 @@ def test_a_loop_that_ends_while_a_sync_is_under_way_leaves_it_to_the_next(direct
         await _turns()
         assert not waiting.done()
         place.disk.end(2)
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 60)
 
     asyncio.run(left())
     asyncio.run(next_one())
@@ -227,7 +227,7 @@ def test_a_ledger_is_durable_by_the_kernel_alone(directory: Path) -> None:
     async def main(ledger: Ledger) -> None:
         for _ in range(20):
             numbers = [ledger.append("intent") for _ in range(16)]
-            await asyncio.wait_for(asyncio.gather(*map(ledger.durable, numbers)), 10)
+            await asyncio.wait_for(asyncio.gather(*map(ledger.durable, numbers)), 60)
 
     ledger = Ledger.open(
         directory, calls=type("Real", (SystemCalls,), {"fdatasync": staticmethod(refuse)}), settings=NEVER

@@ -372,7 +372,7 @@ def test_a_line_written_during_a_sync_gets_one_of_its_own(directory: Path):
 
     async def overlap(ledger: Ledger) -> None:
         first = asyncio.ensure_future(ledger.durable(ledger.append("intent")))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not seen:  # a thread's start may take its time
                 await asyncio.sleep(0.001)
         await ledger.durable(ledger.append("intent"))

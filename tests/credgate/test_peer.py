@@ -22,7 +22,7 @@ def within(act: Act) -> object:
         mine, theirs = fdpass.pair()
         peer = Peer(mine)
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 return await act(peer, theirs)
         finally:
             peer.close()
@@ -139,7 +139,7 @@ def test_accept_waits() -> None:
             listener.setblocking(False)
             client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             asyncio.get_running_loop().call_later(0.05, client.connect, path)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 served = await accept(listener)
             _, uid, _ = fdpass.peer_credentials(served)
             served.close()

@@ -290,7 +290,7 @@ def test_a_prompt_on_a_terminal_does_not_echo(tmp_path: Path):
 
 
 def _read_until(fd: int, text: bytes) -> bytes:
-    data, end = b"", time.monotonic() + 20
+    data, end = b"", time.monotonic() + 90
     while text not in data and time.monotonic() < end:
         if select.select([fd], [], [], 0.5)[0]:
             data += os.read(fd, 4096)

@@ -17,7 +17,7 @@ from credgate.gateway.steps import Timeouts
 from credgate.ledger.record import LedgerError
 from credgate.runs import Listener
 from rules.policy import Budget
-from tests.credgate.gateway_rig import FAST, POLICY, Client, Rig, free_port, listening, rig
+from tests.credgate.gateway_rig import PATIENT, POLICY, Client, Rig, free_port, listening, rig
 
 HOST = "db.good.test"
 TABLE = """
@@ -73,7 +73,7 @@ class Db:
 
 
 @contextlib.asynccontextmanager
-async def db(tmp_path: Path, timeouts: Timeouts = FAST) -> AsyncIterator[Db]:
+async def db(tmp_path: Path, timeouts: Timeouts = PATIENT) -> AsyncIterator[Db]:
     server = Server()
     up = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     server.port = up.sockets[0].getsockname()[1]
@@ -100,7 +100,7 @@ def running(tmp_path: Path, test: Callable[[Db], Awaitable[None]], **kw: Timeout
 
 
 async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not true():
             await asyncio.sleep(0.01)
 
@@ -262,7 +262,7 @@ def test_the_run_ends_and_the_tunnel_with_it(how: str, tmp_path: Path) -> None:
             assert d.r.gateway.cut("run-2", "revoked") == 1
         assert await client.rest() == b""
         await until(lambda: d.server.ended)
-        assert asyncio.get_running_loop().time() - started < 1
+        assert asyncio.get_running_loop().time() - started < 30  # nothing moves: half of what it may rest
         last = d.tunnels()[-1]
         assert last["detail"] and last["req_bytes"] == 1
 
@@ -272,14 +272,14 @@ def test_the_run_ends_and_the_tunnel_with_it(how: str, tmp_path: Path) -> None:
 def test_idle(tmp_path: Path) -> None:
     async def test(d: Db) -> None:
         client = await d.dial()
-        for _ in range(4):  # three times the limit in all, and never that long without a byte
-            await asyncio.sleep(0.3)
+        for _ in range(4):  # more than the limit in all, and never that long without a byte
+            await asyncio.sleep(0.6)
             client.writer.write(b"x")
             assert await client.reader.readexactly(1) == b"x"
         assert await client.rest() == b""
         assert d.tunnels()[-1]["detail"] == "nothing moved"
 
-    running(tmp_path, test, timeouts=dataclasses.replace(FAST, idle=0.5))
+    running(tmp_path, test, timeouts=dataclasses.replace(PATIENT, idle=2.0))
 
 
 @pytest.mark.parametrize("who", ["client", "target"])

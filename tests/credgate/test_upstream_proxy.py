@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.credgate.gateway_rig import POLICY, SECRET, Rig, rig, server_tls
+from credgate.gateway.steps import Timeouts
+from tests.credgate.gateway_rig import PATIENT, POLICY, SECRET, Rig, rig, server_tls
 from tests.credgate.h2_rig import H2Client
 from tests.targets.pki import Authority as TargetCa
 
@@ -78,9 +80,15 @@ def policy(proxy: Corporate, *more: str) -> str:
 
 @contextlib.asynccontextmanager
 async def behind(
-    tmp_path: Path, proxy: Corporate, *more: str, ca: TargetCa | None = None, alpn: str = "http/1.1"
+    tmp_path: Path,
+    proxy: Corporate,
+    *more: str,
+    ca: TargetCa | None = None,
+    alpn: str = "http/1.1",
+    timeouts: Timeouts = PATIENT,
 ) -> AsyncIterator[Rig]:
-    async with proxy.up(), rig(tmp_path, policy=policy(proxy, *more), test_ca=ca, alpn=(alpn,)) as r:
+    more_of_it = {"test_ca": ca, "alpn": (alpn,), "timeouts": timeouts}
+    async with proxy.up(), rig(tmp_path, policy=policy(proxy, *more), **more_of_it) as r:
         r.names["proxy.good.test"] = (ip_address("127.0.0.1"),)
         proxy.to = r.good.port
         yield r
@@ -190,7 +198,7 @@ def test_a_proxy_that_refuses(answer: bytes, tmp_path: Path) -> None:
 def test_a_proxy_that_says_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         proxy = Corporate(answer=b"HTTP/1.1 100 Continue\r\n\r\n")
-        async with behind(tmp_path, proxy) as r:
+        async with behind(tmp_path, proxy, timeouts=dataclasses.replace(PATIENT, connect=1.0)) as r:
             assert await status(r) == (504, "upstream_timeout")
 
     asyncio.run(main())

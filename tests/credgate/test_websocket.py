@@ -21,7 +21,7 @@ from credgate.gateway.frames import BINARY, CLOSE, CONTINUATION, PING, PONG, TEX
 from credgate.gateway.hooks import Hooks
 from credgate.gateway.steps import Steps
 from rules.upgrades import accepts
-from tests.credgate.gateway_rig import FAST, POLICY, SECRET, Answer, Client, Rig, Seen, rig
+from tests.credgate.gateway_rig import PATIENT, POLICY, SECRET, Answer, Client, Rig, Seen, rig
 
 WS_RULE = """
 [[endpoint.good.allow]]
@@ -100,7 +100,7 @@ class Socket:
     async def hear(self) -> list[object]:
         """The next whole message, or what else came."""
         found: list[object] = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not found:
                 self.connection.receive_data(await self.client.reader.read(65536) or None)
                 found += list(self.connection.events())
@@ -193,16 +193,16 @@ def test_a_message_in_parts_and_control_frames_between(tmp_path: Path) -> None:
 
 
 def test_silence_longer_than_every_phase(tmp_path: Path) -> None:
-    """Two minutes by 1/240: connect, TLS, first byte are over; only the idle limit counts."""
+    """Connect, TLS, first byte are over; only the idle limit counts."""
 
     async def test(r: Rig) -> None:
         socket = await opened(r)
-        for _ in range(4):
-            await asyncio.sleep(0.5)
+        for _ in range(2):
+            await asyncio.sleep(2.5)
             await socket.say(TextMessage("still there"))
             assert await socket.message() == b"still there"
 
-    run(tmp_path, test, timeouts=dataclasses.replace(FAST, connect=0.3, tls=0.3, first_byte=0.3))
+    run(tmp_path, test, timeouts=dataclasses.replace(PATIENT, connect=2.0, tls=2.0, first_byte=2.0))
 
 
 def test_a_socket_on_which_nothing_moves_ends(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_socket_on_which_nothing_moves_ends(tmp_path: Path) -> None:
         assert await socket.client.rest() == b""
         assert r.records("outcome")[0]["status"] == 101
 
-    run(tmp_path, test, timeouts=dataclasses.replace(FAST, idle=1.0))
+    run(tmp_path, test, timeouts=dataclasses.replace(PATIENT, idle=2.0))
 
 
 def test_cleartext_where_the_endpoint_is(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_what_is_no_frame_ends_the_socket(name: str, tmp_path: Path) -> None:
         assert await socket.message() == b"fine"
         socket.client.writer.write(BAD[name])
         assert b"evil" not in await socket.client.rest()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await r.good.closed.wait()
         assert b"evil" not in r.good.seen[0].body
         [outcome] = r.records("outcome")
@@ -487,7 +487,7 @@ def test_an_end_without_a_close_frame(who: str, tmp_path: Path) -> None:
                 if "_serve" in repr(task.get_coro()):
                     task.cancel()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while not r.records("outcome"):
                     await asyncio.sleep(0.01)
         [outcome] = r.records("outcome")

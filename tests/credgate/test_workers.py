@@ -77,7 +77,7 @@ async def asked(r: Rig, path: str) -> Client:
     """A connection of the worker's whose request has come to the target."""
     before, client = len(r.good.seen), await at_worker(r)
     client.writer.write(f"GET {path} HTTP/1.1\r\nHost: {host(r)}\r\n\r\n".encode())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(r.good.seen) == before:
             await asyncio.sleep(0.01)
     return client
@@ -87,7 +87,7 @@ async def killed(r: Rig) -> int:
     """Kill the worker and wait for another one; its pid."""
     before = worker_pid(r)
     os.kill(before, signal.SIGKILL)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(pool(r).rows()) < 2 or worker_pid(r) == before or not pool(r)._live[1].up:
             await asyncio.sleep(0.02)
     return before
@@ -348,7 +348,7 @@ def test_a_worker_that_is_stuck_is_replaced(
             return
         assert replaced
         monkeypatch.setattr(workers_pool, "ANSWER", 10.0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(pool(r).rows()) < 2 or not pool(r)._live[1].up:
                 await asyncio.sleep(0.02)
         assert (await (await at_worker(r)).get("/ok/a", host(r))).status == 200

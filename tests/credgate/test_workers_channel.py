@@ -102,7 +102,7 @@ def test_a_large_message_goes_by_a_file_in_memory_and_has_a_bound(size: int, tak
         theirs = Channel(ends.raw.dup(), m.for_daemon, lambda *_: None, lambda _: None, 1 << 20)
         record = m.Record("deny", {**FIELDS, "path": "x" * size})
         theirs.post(record)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not (ends.got or ends.why):
                 await asyncio.sleep(0.001)
         assert [message for message, _ in ends.got] == ([record] if taken else [])
@@ -120,7 +120,7 @@ def test_descriptors_come_with_their_message() -> None:
         theirs.post(m.Done(3, ask=1), [writer])
         theirs.post(m.Ready())
         os.close(writer)  # they stay the caller's: the message has its own
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(ends.got) < 3:
                 await asyncio.sleep(0.001)
         assert [(type(message), len(fds)) for message, fds in ends.got] == [(m.Ready, 0), (m.Done, 1), (m.Ready, 0)]

@@ -93,7 +93,7 @@ class Live:
         os.close(writer)
         self._lines = os.fdopen(reader)
         line = self._lines.readline()
-        assert line, self.process.communicate(timeout=30)[1]
+        assert line, self.process.communicate(timeout=90)[1]
         self.ready = json.loads(line)
         self.run = self.ready["run"]
 
@@ -104,7 +104,7 @@ class Live:
         killed = self.process.poll() is None
         if killed:
             self.process.kill()
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=90)
         self._lines.close()
         # Its daemon is told by the kernel while we are here already; where that one is gone too, nobody ends the run.
         deadline = time.monotonic() + CLOSING
@@ -123,7 +123,7 @@ class Live:
 
     def end(self) -> dict[str, object]:
         """Wait for the launcher's end; its exit line, {} where it could not write one."""
-        self.out, self.err = self.process.communicate(timeout=60)
+        self.out, self.err = self.process.communicate(timeout=90)
         line = self._lines.readline()
         return json.loads(line) if line else {}
 

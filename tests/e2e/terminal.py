@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.e2e.site import BIN, Site
 
-SECONDS = 20.0  # for whatever is waited for
+SECONDS = 90.0  # for whatever is waited for
 
 
 class Terminal:

@@ -89,7 +89,7 @@ def test_an_agent_that_is_updated_underneath_is_told_apart(site: Site) -> None:
     newer = site.write("tool/bin/newer", "#!/bin/sh\necho two\n")
     newer.chmod(0o755)
     newer.rename(program)
-    said, _ = run.communicate("go\n", timeout=30)
+    said, _ = run.communicate("go\n", timeout=90)
     assert (run.returncode, said) == (0, "on\n")
     assert site.run(program).stdout == "two\n"
     first, second = site.ledger(ev="run.start")

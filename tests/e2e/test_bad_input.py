@@ -349,7 +349,7 @@ def test_a_full_disk(ordinary_user: OrdinaryUser, https_target: Target) -> None:
             assert process.stdout is not None
             assert process.stdout.readline() == "200\n"  # control: there is room
             filler = f"/proc/{process.pid}/root{ledger}/filler"  # by the user: root has no name in that file system
-            subprocess.run(site.as_user([BIN / "python", "-I", "-c", FILL, filler]), check=True, timeout=30)
+            subprocess.run(site.as_user([BIN / "python", "-I", "-c", FILL, filler]), check=True, timeout=90)
             out, err = process.communicate("go\n", timeout=90)
     finally:
         site.close()
@@ -374,7 +374,7 @@ def test_the_daemon_is_killed_in_the_middle_of_a_request(site: Site, https_targe
     url = f"https://{https_target.host}/hang"
     mark = f"curl-{uuid.uuid4().hex}"
     with Live(site, "bash", "-c", '(exec -a "$2" curl -sS "$1"); sleep 300', "bash", url, mark) as run:
-        (seen,) = https_target.seen(count=1, timeout=20)
+        (seen,) = https_target.seen(count=1, timeout=60)
         assert running(mark)  # control
         os.kill(daemon_pid(site), signal.SIGKILL)
         ended = run.end()

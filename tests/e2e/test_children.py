@@ -302,9 +302,9 @@ def test_a_child_dies_with_its_parent(site: Site, how: str) -> None:
 def test_the_parents_deadline_ends_the_child(site: Site) -> None:
     site.policy(ROLES.replace("[role.dev]\n", '[role.dev]\ndeadline = "3s"\n'))
     begun = time.monotonic()
-    done = child(site, "tester", "sleep", "60")
+    done = child(site, "tester", "sleep", "300")
     assert done.returncode != 0
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 80
 
 
 def test_a_signal_to_the_client_reaches_the_child(site: Site) -> None:

@@ -237,7 +237,7 @@ file = os.open("filled", os.O_CREAT | os.O_WRONLY)
 os.unlink("filled")
 for _ in range(int(sys.argv[1])): os.write(file, bytes(1 << 20))
 print("wrote", flush=True)
-time.sleep(3)
+time.sleep(float(sys.argv[2]))
 """
 
 
@@ -251,8 +251,8 @@ def test_a_run_is_ended_before_it_has_filled_the_disk(ordinary_user: OrdinaryUse
     owner = f"uid={site.uid},gid={site.gid},mode=0700"
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={(FLOOR >> 20) + 64}m,{owner}", "tmpfs", copies], check=True)
     try:
-        for mebibytes, status, reason, said in ((16, 0, "exited", "wrote\n"), (96, 137, "disk", None)):
-            done = site.run(site.python(), "-I", "-S", "-c", FILLS, str(mebibytes))
+        for mebibytes, stays, status, reason, said in ((16, 3, 0, "exited", "wrote\n"), (96, 60, 137, "disk", None)):
+            done = site.run(site.python(), "-I", "-S", "-c", FILLS, str(mebibytes), str(stays))
             assert done.returncode == status, done.stderr
             assert site.ledger(ev="run.end")[-1]["reason"] == reason
             assert said is None or done.stdout == said

@@ -35,6 +35,7 @@ for _ in range(3):
 ENETUNREACH, ECONNREFUSED = "101", "111"
 FOREIGN_CALL = """
 import ctypes, mmap, os
+held, holds = os.pipe()
 if os.fork() == 0:
     if os.fork() == 0:
         os.setsid()
@@ -42,8 +43,9 @@ if os.fork() == 0:
         page.write(bytes([0xb8, 20, 0, 0, 0, 0xcd, 0x80, 0xc3]))  # mov eax, getpid of i386; int 0x80; ret
         ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
     os._exit(0)
+os.close(holds)
 os.wait()
-import time; time.sleep(0.3)
+os.read(held, 1)  # until it has died
 """
 
 

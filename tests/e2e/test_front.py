@@ -54,7 +54,7 @@ def test_it_says_and_ends_as_python_does(site: Site, flags: tuple[str, ...], com
     ends = []
     for words in (PYTHON, (BIN / "credgate",)):
         process = launched(site, words, *command, flags=flags)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=90)
         ends.append((process.returncode, out, re.sub(rb"r[0-9a-f]{12}", b"RUN", err)))
     assert ends[0] == ends[1]
 
@@ -65,7 +65,7 @@ def test_no_interpreter_stays_beside_the_jail(site: Site) -> None:
     assert os.path.samefile(f"/proc/{process.pid}/exe", buildfront.COMMAND)
     assert kernel.memory(process.pid, "Private_Dirty") < 200_000  # the rest is one file for all of them
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=30) is not None and process.returncode == 143
+    assert process.communicate(timeout=90) is not None and process.returncode == 143
 
 
 @pytest.mark.parametrize("words", [PYTHON, (BIN / "credgate",)], ids=["python", "front"])
@@ -76,7 +76,7 @@ def test_the_jail_ends_with_its_launcher(site: Site, words: tuple[str | Path, ..
     process.kill()
     wait_for(lambda: site.ledger(ev="run.end", run=run), "the end of the run")
     assert site.ledger(ev="run.end", run=run)[0]["reason"] == "killed"
-    process.communicate(timeout=30)
+    process.communicate(timeout=90)
 
 
 @pytest.mark.parametrize("words", [PYTHON, (BIN / "credgate",)], ids=["python", "front"])
@@ -84,6 +84,6 @@ def test_a_daemon_that_dies_is_told(site: Site, words: tuple[str | Path, ...]) -
     process = launched(site, words, "sh", "-c", "echo up; exec sleep 299.25", flags=("-q",))
     assert process.stdout is not None and process.stdout.readline() == b"up\n"
     os.kill(daemon_pid(site), signal.SIGKILL)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=90)
     assert process.returncode == 137
     assert err.decode().splitlines()[0] == "error: the gateway daemon ended; the run was ended with it"

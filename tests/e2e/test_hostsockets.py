@@ -55,13 +55,13 @@ def test_a_run_does_not_start_beside_a_hosts_socket(site: Site, how: str) -> Non
 
 def test_a_run_ends_when_the_host_binds_a_socket(site: Site) -> None:
     site.policy('version = 1\n[role.dev]\nworkdir = "write"\n')
-    launcher = site.start("sh", "-c", "touch up; sleep 30")
-    until = time.monotonic() + 20
+    launcher = site.start("sh", "-c", "touch up; sleep 300")
+    until = time.monotonic() + 90
     while not (site.work / "up").exists():
         assert time.monotonic() < until
         time.sleep(0.1)
     with server(site, "SOCK_STREAM", "late"):
-        assert launcher.wait(timeout=15) != 0
+        assert launcher.wait(timeout=90) != 0
     (alarm,) = site.ledger(ev="alarm", reason="host_socket")
     assert alarm["detail"] == str(site.work / "late")
     assert site.ledger(ev="run.end")[-1]["reason"] == "alarm"

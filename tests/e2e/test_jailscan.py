@@ -42,7 +42,7 @@ def test_it_finds_what_is_planted(planted: Site) -> None:
     process = planted.start(planted.python(), "-I", "-S", "-c", PLANT, stdin=subprocess.PIPE)
     wanted = {"environ", "memory", "a file"}
     try:
-        wait_for(lambda: wanted <= {where for where, _ in planted.scan.found}, "the scan finds the value", 30)
+        wait_for(lambda: wanted <= {where for where, _ in planted.scan.found}, "the scan finds the value")
     finally:
         process.communicate("\n", timeout=60)
     with pytest.raises(AssertionError, match="secrets in the jail") as failed:
@@ -56,7 +56,7 @@ def test_control_without_it_nothing_is_found(planted: Site) -> None:
     planted.env["NOTE"] = "another"
     planted.scan.add("planted", value)
     with Live(planted, "sleep", "30"):
-        wait_for(lambda: planted.scan.looks >= 3, "the scan looks at the jail", 30)
+        wait_for(lambda: planted.scan.looks >= 3, "the scan looks at the jail")
     done = planted.run("sh", "-c", f"echo {base64.b64encode(value[:-1].encode()).decode()[:-4]}")
     assert done.returncode == 0
     planted.scan.close()

@@ -12,7 +12,7 @@ from credgate.session import GRACE, INSIST
 from tests.e2e.site import Site
 
 pytestmark = pytest.mark.needs("userns", "netns", "nftables", "landlock", "seccomp")
-SLACK = 4.0  # seconds for a command to start and two processors to be shared
+SLACK = 60.0  # seconds for a command to start and two processors to be shared
 
 
 def kill(site: Site, run: str, _launcher: Any) -> None:
@@ -43,13 +43,13 @@ def test_the_end_comes_without_pid_1(site: Site, way: str) -> None:
     ended = soon(lambda: site.ledger(ev="run.end"), due + INSIST + SLACK)
     assert ended[0]["reason"] == reason
     assert time.monotonic() - began >= due - 3, "control: it was not over anyway"
-    launcher.communicate(timeout=10)
+    launcher.communicate(timeout=60)
     before = (site.work / "alive").stat().st_mtime_ns
     time.sleep(0.5)
     assert (site.work / "alive").stat().st_mtime_ns == before
 
 
-def soon(look: Callable[[], Any], seconds: float = 20.0) -> Any:
+def soon(look: Callable[[], Any], seconds: float = 90.0) -> Any:
     until = time.monotonic() + seconds
     while not (found := look()):
         assert time.monotonic() < until, f"not within {seconds} s"

@@ -151,25 +151,25 @@ def test_the_deadline(site: Site) -> None:
 
 # Shared pages, which RLIMIT_DATA does not count (getrlimit(2)); 8 MiB a step, 256 MiB at most.
 EAT = """
-import mmap, time
+import mmap, sys, time
 held = []
 for _ in range(32):
     held.append(mmap.mmap(-1, 8 << 20))
     for page in range(0, 8 << 20, 4096): held[-1][page] = 1
     time.sleep(0.02)
+time.sleep(float(sys.argv[1]))
 print('ate', flush=True)
-time.sleep(1)
 """
 
 
 def test_the_memory_limit(site: Site) -> None:
     argv = (site.python(), "-I", "-S", "-c", EAT)
     site.policy(READ + 'limits = { memory = "64MiB" }\n')
-    with Live(site, *argv) as run:
+    with Live(site, *argv, "60") as run:  # without a control group the next look of pid 1's ends it
         ended = run.end()
     assert (ended["reason"], ended["status"], run.out) == ("oom", 137, "")
     site.policy(READ + 'limits = { memory = "1GiB" }\n')
-    with Live(site, *argv) as run:  # control: the same program where there is room
+    with Live(site, *argv, "0") as run:  # control: the same program where there is room
         ended = run.end()
     assert (ended["reason"], run.out) == ("exited", "ate\n")
 

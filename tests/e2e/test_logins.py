@@ -96,7 +96,7 @@ def directly(api: Target, token: str) -> int:
     url = f"https://127.0.0.1:{api.port}/v1/messages"
     request = urllib.request.Request(url, data=data, headers={"Authorization": f"Bearer {token}"})
     try:
-        with urllib.request.urlopen(request, context=trust, timeout=20) as answer:
+        with urllib.request.urlopen(request, context=trust, timeout=60) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code

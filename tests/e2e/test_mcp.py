@@ -161,10 +161,10 @@ def test_it_ends_with_its_client_and_says_nothing_but_messages(site: Site, end: 
         run.send_signal(end)
         with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for its stdin's end
             run.wait(timeout=2)
-    said, told = run.communicate(timeout=30)
+    said, told = run.communicate(timeout=60)
     assert said == "", said
     assert run.returncode == (0 if end == "eof" else 128 + int(end)), told
-    assert time.monotonic() - begun < 8
+    assert time.monotonic() - begun < 25
 
 
 @pytest.mark.parametrize("program", ["credgate", "/run/credgate/credgate"])

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.needs("userns", "netns", "nftables", "landlock", "secco
 place = pytest.fixture(scope="module")(module_site)
 
 SLOW = 1.3  # seconds that a start is held up
-PATIENCE = 30.0
+PATIENCE = 90.0
 ERASED = re.compile(r"\r +\r")
 
 
@@ -82,11 +82,12 @@ def start(site: Site, *flags: str, columns: int = 80, stderr: Path | None = None
     return Started(pid, fd)
 
 
-def slow(site: Site, *flags: str, columns: int = 80, stderr: Path | None = None) -> Started:
+def slow(site: Site, *flags: str, columns: int = 80, stderr: Path | None = None, said: str = "") -> Started:
+    """A start that is held up until it has said that; for a while, where it is to say nothing."""
     with held(site):
         run = start(site, *flags, columns=columns, stderr=stderr)
-        until = time.monotonic() + SLOW
-        while time.monotonic() < until:
+        until = time.monotonic() + (PATIENCE if said else SLOW)
+        while time.monotonic() < until and not (said and said in run.seen):
             run.read(until)
     run.wait()
     return run
@@ -104,7 +105,7 @@ def lines_shown(seen: str) -> list[str]:
 
 
 def test_a_slow_start_says_what_it_waits_for_and_takes_it_away(place: Site) -> None:
-    run = slow(place)
+    run = slow(place, said="waiting for the gateway daemon, 1 s")
     assert run.status == 0
     assert "waiting for the gateway daemon, 1 s" in run.seen
     assert ERASED.search(run.seen)
@@ -136,7 +137,7 @@ def test_nothing_where_nobody_looks(place: Site) -> None:
 
 
 def test_a_narrow_terminal_keeps_it_on_one_line(place: Site) -> None:
-    run = slow(place, columns=20)
+    run = slow(place, columns=20, said="waiti")
     said = [piece for piece in re.split(r"[\r\n]", run.seen) if "waiting" in piece or "waitin" in piece]
     assert said
     assert all(len(piece) <= 19 for piece in said)

@@ -39,7 +39,7 @@ def ask(port: int) -> bytes:
     """What comes back; nothing where the connection is reset, which may be while it is still being made."""
     got = b""
     ended = contextlib.suppress(ConnectionResetError, BrokenPipeError)
-    with ended, socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+    with ended, socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
         sock.sendall(b"hello")
         while data := sock.recv(100):
             got += data
@@ -74,10 +74,10 @@ def test_a_port_that_is_not_published_is_not_there(place: Site, port: int) -> No
 
 def test_nothing_listens_inside(place: Site, port: int) -> None:
     policy(place, port)
-    with Live(place, "sleep", "30"):
+    with Live(place, "sleep", "300"):
         started = time.monotonic()
         assert ask(port) == b""
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 30
 
 
 def test_a_port_that_is_taken_stops_the_run(place: Site, port: int) -> None:

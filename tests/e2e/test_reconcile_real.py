@@ -38,7 +38,7 @@ hosts, bucket = json.loads(sys.argv[1])
 def ask(method, url, data=None, agent="agent/1"):
     asked = urllib.request.Request(url, data=data, method=method, headers={"User-Agent": agent})
     try:
-        with urllib.request.urlopen(asked, timeout=20) as answer: return answer.status, len(answer.read())
+        with urllib.request.urlopen(asked, timeout=60) as answer: return answer.status, len(answer.read())
     except urllib.error.HTTPError as error:
         return error.code, len(error.read())
 for host in hosts:
@@ -147,7 +147,7 @@ def _policy(site: Site, servers: Logged, authority: Authority) -> None:
 
 def _wait_for(world: World, lines: list[int]) -> None:
     """A server logs after it has answered, a proxy after the tunnel."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 90
     while world.counts() != lines:
         assert time.monotonic() < deadline, world.counts()
         time.sleep(0.05)
@@ -209,12 +209,12 @@ def _around(world: World, name: str) -> None:
         urllib.request.build_opener(
             urllib.request.ProxyHandler({}),
             urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=target.ca)),
-        ).open(asked, timeout=10).read()
+        ).open(asked, timeout=60).read()
 
 
 def _tunnel_around(world: World) -> None:
     """A CONNECT of somebody else's through the same proxy."""
-    with socket.create_connection(("127.0.0.1", world.servers.proxy), timeout=10) as sock:
+    with socket.create_connection(("127.0.0.1", world.servers.proxy), timeout=60) as sock:
         port = world.servers.targets["through"].port
         sock.sendall(b"CONNECT through.acme.example:%d HTTP/1.1\r\n\r\n" % port)
         assert b" 200 " in sock.recv(4096)

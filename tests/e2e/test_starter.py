@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from credgate import lastresort
 from jail import starter
 from tests.conftest import OrdinaryUser
 from tests.e2e.mutant import start_mutated
@@ -54,6 +55,14 @@ def started_by(run: Live) -> tuple[int, int]:
     """The waiter and the process above it."""
     waiter, above, *_ = parents(run.ready["pid"])
     return waiter, above
+
+
+def made_ahead(daemon: int) -> bool:
+    """Whether a waiter of its starter has a child."""
+    of = lastresort.parents()
+    starters = [pid for pid, above in of.items() if above == daemon and "starter" in words(pid)]
+    waiters = [pid for pid, above in of.items() if above in starters]
+    return any(above in waiters for above in of.values())
 
 
 def outside(site: Site, argv: list[str]) -> list[object]:
@@ -157,7 +166,8 @@ def test_a_guard_taken_out_is_noticed(ordinary_user: OrdinaryUser, name: str) ->
     process = start_mutated(site, name)
     try:
         if name.startswith("begun"):
-            time.sleep(1)  # one that is made ahead stands by then
+            wait_for(lambda: made_ahead(process.pid), "a jail that is made ahead")
+            time.sleep(1)  # it stands by then
         done = site.run("touch", "marker")
         assert done.returncode == 125, done.stderr
         assert MUTATIONS[name] in done.stderr, done.stderr
@@ -165,4 +175,4 @@ def test_a_guard_taken_out_is_noticed(ordinary_user: OrdinaryUser, name: str) ->
         assert site.ledger(ev="run.end")[-1]["reason"] == "proof_failed"
     finally:
         site.close()
-        process.wait(30)
+        process.wait(90)

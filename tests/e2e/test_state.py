@@ -109,7 +109,7 @@ def test_what_was_written_comes_back_where_the_launcher_was_killed(home: Site) -
     with subprocess.Popen(argv, env=home.environment(), cwd=home.work, stdout=subprocess.PIPE, text=True) as jail:
         assert jail.stdout is not None and jail.stdout.readline() == "ready\n"
         jail.kill()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not home.ledger(ev="run.end"):
         assert time.monotonic() < deadline
         time.sleep(0.1)

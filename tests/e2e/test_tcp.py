@@ -108,7 +108,7 @@ def test_it_ends_with_its_run(place: Site, server: Server) -> None:
         assert live.line() == "HELLO\n"
         at = time.monotonic()
         assert place.credgate("kill", live.run).returncode == 0
-        wait_for(lambda: server.ended, "the server's connection to end", 10)
+        wait_for(lambda: server.ended, "the server's connection to end")
         live.end()
     assert server.ended[0] - at < 8
     _, last = place.ledger(ev="tunnel", run=live.run)

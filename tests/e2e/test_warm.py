@@ -120,7 +120,7 @@ def test_a_jail_waits_for_one_command_and_no_other(site: Site) -> None:
         assert caller.run("echo", "ghp_" + "a1B2" * 9)[0] == "argument_credential"
         missing = caller.warmed("no-such-command")
         assert missing[0] == "not_found"
-        killed = caller.run("sleep", "300", timeout=0.5)
+        killed = caller.run("sleep", "300", timeout=5)
         assert killed[:2] == [137, "killed"]
     assert {first[4], second[4], third[4]} == {line["run"] for line in site.ledger(ev="run.start")[starts:][:3]}
     ended = {line["run"] for line in site.ledger(ev="run.end")}
@@ -168,7 +168,7 @@ def test_it_ends_with_its_launcher(site: Site) -> None:
         assert Path(f"/proc/{pid}").exists()
         process.send_signal(signal.SIGKILL)
         wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the end of the jail")
-        process.communicate(timeout=30)
+        process.communicate(timeout=90)
 
 
 def test_none_outlives_the_daemon(ordinary_user: OrdinaryUser) -> None:
@@ -178,7 +178,7 @@ def test_none_outlives_the_daemon(ordinary_user: OrdinaryUser) -> None:
     home = str(site.home)
     started = time.monotonic()
     site.close()
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 60
     assert not [line for _, _, line in _processes() if home in line]
 
 
@@ -200,4 +200,4 @@ def test_nobody_asks_and_it_is_thrown_away(ordinary_user: OrdinaryUser) -> None:
         assert len(site.ledger(ev="run.start")) == len(site.ledger(ev="run.end")) == len(site.ledger(ev="proof")) == 1
     finally:
         site.close()
-        process.wait(30)
+        process.wait(90)

@@ -20,7 +20,7 @@ INSIDE = """
 import socket, ssl, sys
 gateway = socket.gethostbyname("HOST")
 def link():
-    plain = socket.create_connection((gateway, 443), timeout=20)
+    plain = socket.create_connection((gateway, 443), timeout=60)
     return ssl.create_default_context().wrap_socket(plain, server_hostname="HOST")
 def ask(sock):
     try:

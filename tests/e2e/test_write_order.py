@@ -9,13 +9,13 @@ import contextlib
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.place import Live, daemon_pid
+from credgate.ledger.note import parse_notes
+from tests.e2e.place import Live, daemon_pid, wait_for
 from tests.e2e.site import Site, bound
 from tests.features import find
 from tests.targets.served import Target
@@ -76,7 +76,7 @@ def traced(pid: int, out: Path, *more: str) -> Iterator[None]:
         yield
     finally:
         process.send_signal(signal.SIGINT)  # it lets go of the process, and says nothing to it
-        process.communicate(timeout=20)
+        process.communicate(timeout=90)
 
 
 def events(trace: str, port: int) -> str:
@@ -116,10 +116,17 @@ def api(site: Site, https_target: Target) -> Target:
     return https_target
 
 
+def signed(ledger: Path) -> int:
+    """The size of the last checkpoint."""
+    notes = [note for path in sorted(ledger.glob("*.notes")) for note in parse_notes(path.read_bytes())[0]]
+    return notes[-1].checkpoint.size if notes else 0
+
+
 def run_traced(site: Site, api: Target, trace: Path, *more: str) -> list[str]:
     """A run whose requests are made while its daemon is traced; what the agent printed."""
     with Live(site, site.python(), "-I", "-c", AGENT, api.host) as run:
-        time.sleep(1.5)  # the checkpoint of the run's start is written by now: no other fdatasync is due
+        ledger = site.state / "ledger"
+        wait_for(lambda: signed(ledger) == len(site.ledger()), "the checkpoint of the start: no other sync is due then")
         with traced(daemon_pid(site), trace, *more):
             site.write("work/go", "")
             run.end()

@@ -284,7 +284,7 @@ def held(code: str, memory: int) -> list[object]:
         outside = group.wrong([child.pid])
         group.enter(child.pid)
         inside = group.wrong([child.pid])
-        out, _ = child.communicate(b"\n", timeout=15)
+        out, _ = child.communicate(b"\n", timeout=60)
         counted = group.counters()
     finally:
         group.close()
@@ -343,9 +343,9 @@ def test_what_still_lives_keeps_a_group_from_being_removed(uid: int) -> None:
         started = time.monotonic()
         child.kill()
         child.wait()
-        cgroups.PATIENCE = 5.0
+        cgroups.PATIENCE = 60.0
         group.close()
-        return [code, time.monotonic() - started < 4]
+        return [code, time.monotonic() - started < 30]
 
     assert attempt(alive, uid=uid).value == ["cgroup_failed", True]
 

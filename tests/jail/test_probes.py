@@ -57,7 +57,7 @@ def test_error_without_an_errno_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -
 def test_one_that_hangs_takes_no_other_for_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     began = time.monotonic()
     got = tried(monkeypatch, a=refused(1), b=lambda _context: time.sleep(60), c=refused(1))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert got["a"] == "EPERM"
     assert got["b"].startswith("crashed: no answer")
     assert got["c"].startswith("crashed: no answer")

@@ -20,7 +20,7 @@ from jail import relay
 from jail.relay import BUFFER, EXITED, Relay
 from tests.jail.forked import NOBODY, USERS, attempt
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 FAKE = f"{shlex.quote(sys.executable)} {shlex.quote(str(Path(__file__).with_name('fake_jail.py')))}"
 PROMPT = "<ready>"
 
@@ -477,7 +477,7 @@ def test_a_terminal_that_takes_nothing_does_not_hold_the_end(monkeypatch: pytest
         os.close(bench.tell)
         started = time.monotonic()
         bench.relay.run()
-        return time.monotonic() - started < 5
+        return time.monotonic() - started < 30
 
     assert attempt(action).value is True
 

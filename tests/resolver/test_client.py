@@ -59,7 +59,7 @@ async def served(resolver: ResolverProcess, run: str, unlisted: Unlisted = Unlis
     return client
 
 
-async def until(condition: Any, seconds: float = 5.0) -> None:
+async def until(condition: Any, seconds: float = 60.0) -> None:
     """Wait for something that comes by itself."""
     end = time.monotonic() + seconds
     while not condition():

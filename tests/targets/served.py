@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-START_TIMEOUT = 30.0
+START_TIMEOUT = 90.0
 
 
 def free_port() -> int:
@@ -115,7 +115,7 @@ class Target:
         text = self.witness.read_bytes()[self._offset :]
         return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
 
-    def seen(self, *, count: int = 0, timeout: float = 5.0) -> list[Seen]:
+    def seen(self, *, count: int = 0, timeout: float = 60.0) -> list[Seen]:
         """Requests since `forget`; waits for `count` of them, as a server logs after it has answered."""
         deadline = time.monotonic() + timeout
         while True:
