@@ -21,7 +21,8 @@ BIN = Path(sys.prefix) / "bin"
 # A node that a root's home hides, or a shim of a version manager, is no command of an ordinary user's.
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 TIMEOUT = 100.0
-LIVING: list["Site"] = []  # those that are not closed yet: tests/e2e/told.py
+LIVING: list["Site"] = []  # those that are not closed yet, for tests/e2e/told.py, which also wants to know of a close
+CLOSING: list[Callable[["Site"], object]] = []
 
 
 class Watched(subprocess.Popen[str]):
@@ -158,6 +159,8 @@ class Site:
     def close(self) -> None:
         if self in LIVING:
             LIVING.remove(self)
+        for each in CLOSING:
+            each(self)
         self.credgate("gateway", "stop")
         try:
             self.scan.close()

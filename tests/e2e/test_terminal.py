@@ -229,7 +229,7 @@ def test_a_job_control_shell_inside(terminal: Terminal) -> None:
     terminal.expect("inside> ")
     assert "job control" not in terminal.seen
     terminal.line("sh -c 'echo up; exec sleep 300'")
-    terminal.expect("\nup\n")
+    terminal.expect("up\n")
     terminal.type("\x1a")
     terminal.expect("Stopped")
     terminal.expect("inside> ")

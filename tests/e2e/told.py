@@ -6,19 +6,32 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.site import LIVING, Site
+from tests.e2e.site import CLOSING, LIVING, Site
 
 COMMANDS, LINES, WIDTH = 3, 6, 300  # the last commands of a site, the last lines of each of its sources
 ENDS = ("run.end", "alarm")
+_closed: dict[str, str] = {}  # what sites told that this test has closed itself
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    _closed.clear()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
     report = yield
     if report.failed and hasattr(report.longrepr, "addsection"):
-        for site in LIVING:
-            report.longrepr.addsection(f"site {site.home}", "\n".join(line[:WIDTH] for line in told(site)))
+        for home, text in (_closed | {str(site.home): _shown(site) for site in LIVING}).items():
+            report.longrepr.addsection(f"site {home}", text)
     return report
+
+
+def _shown(site: Site) -> str:
+    return "\n".join(line[:WIDTH] for line in told(site))
+
+
+CLOSING.append(lambda site: _closed.update({str(site.home): _shown(site)}))
 
 
 def told(site: Site) -> Iterator[str]:
