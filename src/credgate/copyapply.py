@@ -11,10 +11,10 @@ import contextlib
 import errno
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from io import FileIO
 
 from credgate.beneath import RENAME_EXCHANGE, RENAME_NOREPLACE, Beneath, rename
 from credgate.copylook import CHANGED, CHUNK, PERMISSIONS, Change, Kind, ancestors, changes, opened_tree
@@ -204,14 +204,32 @@ def _write(upper: Beneath, folder: int, name: str, change: Change) -> None:
     after = _after(change)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with (
-        os.fdopen(upper.regular(change.path), "rb") as source,
-        os.fdopen(os.open(name, flags, 0o600, dir_fd=folder), "wb") as made,
+        os.fdopen(upper.regular(change.path), "rb", buffering=0) as source,
+        os.fdopen(os.open(name, flags, 0o600, dir_fd=folder), "wb", buffering=0) as made,
     ):
-        shutil.copyfileobj(source, made, CHUNK)
-        made.flush()
+        _copy(source, made)
         os.fchmod(made.fileno(), after.mode & PERMISSIONS)
         os.utime(made.fileno(), ns=(after.mtime, after.mtime))
         os.fsync(made.fileno())
+
+
+def _copy(source: FileIO, made: FileIO) -> None:
+    """The contents, holes as holes: a file may say that it has more bytes than the disk."""
+    end, size = 0, os.fstat(source.fileno()).st_size
+    while end < size:
+        try:
+            start = os.lseek(source.fileno(), end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # no data behind here, lseek(2)
+                raise
+            break
+        end = os.lseek(source.fileno(), start, os.SEEK_HOLE)
+        source.seek(start)
+        made.seek(start)
+        while (left := end - source.tell()) > 0 and (data := source.read(min(left, CHUNK))):
+            while data:
+                data = data[made.write(data) :]
+    made.truncate(size)
 
 
 def _drop_own(folder: int, name: str, made: int) -> None:

@@ -3,6 +3,7 @@
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from credgate import linediff
 from credgate.beneath import Beneath
@@ -68,25 +69,33 @@ def unified(change: Change, upper: Beneath, tree: Beneath) -> Iterator[str]:
     if change.kind is Kind.MODE or change.refused:
         return
     # against what the host has now: nothing else is kept of it
-    old = b"" if change.kind is Kind.ADDED else _content(tree, change.path, change.before)
-    new = b"" if change.kind is Kind.DELETED else _content(upper, change.path, change.after)
-    if old is None or new is None or old == new:
+    old = _Content.of(tree, change.path, None if change.kind is Kind.ADDED else change.before)
+    new = _Content.of(upper, change.path, None if change.kind is Kind.DELETED else change.after)
+    if old is None or new is None or (old == new and new.size <= MOST):
         return
-    if any(b"\0" in text or len(text) > MOST for text in (old, new)):
-        yield f"  binary or large: {len(old)} bytes before, {len(new)} after"
+    if any(b"\0" in text.begin or text.size > MOST for text in (old, new)):
+        yield f"  binary or large: {old.size} bytes before, {new.size} after"
         return
-    before, after = (text.decode(errors="backslashreplace").splitlines() for text in (old, new))
+    before, after = (text.begin.decode(errors="backslashreplace").splitlines() for text in (old, new))
     name = escape(change.path)
     for each in linediff.unified(before, after, f"a/{name}", f"b/{name}"):
         yield each[:1] + escape(each[1:].expandtabs())
 
 
-def _content(place: Beneath, path: str, entry: Entry | None) -> bytes | None:
-    """At most one byte more than is shown; None of what is no file, b"" of a file that is none there."""
-    if entry is None or not stat.S_ISREG(entry.mode):
-        return None
-    facts = place.facts(path)
-    if facts is None or not stat.S_ISREG(facts.st_mode):
-        return b""
-    with os.fdopen(place.regular(path), "rb") as file:
-        return file.read(MOST + 1)
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """Of a file: how many bytes, and its beginning, at most one byte more than is shown."""
+
+    size: int
+    begin: bytes
+
+    @classmethod
+    def of(cls, place: Beneath, path: str, entry: Entry | None) -> "_Content | None":
+        """None of what is no file; an empty one where nothing is to be there, or is."""
+        if entry is not None and not stat.S_ISREG(entry.mode):
+            return None
+        facts = None if entry is None else place.facts(path)
+        if facts is None or not stat.S_ISREG(facts.st_mode):
+            return cls(0, b"")
+        with os.fdopen(place.regular(path), "rb") as file:
+            return cls(facts.st_size, file.read(MOST + 1))

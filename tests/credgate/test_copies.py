@@ -470,3 +470,48 @@ def test_long_paths_count_for_more(rig: Rig, monkeypatch: pytest.MonkeyPatch) ->
         rig.put(f"{folder}/{number}")
     with pytest.raises(CopyError, match="and there are more"):
         changes(rig.copy)
+
+
+def test_a_file_of_holes_takes_no_more_room_in_the_tree(rig: Rig) -> None:
+    """A jail writes eight GiB of nothing in no time; taken over byte for byte they fill the disk."""
+    file = rig.put("sparse", "")
+    with file.open("r+b") as out:
+        for at, data in ((0, b"first"), (16 << 20, b"middle" * 1000), ((64 << 20) - 4, b"last")):
+            out.seek(at)
+            out.write(data)
+        out.truncate(65 << 20)
+    if file.stat().st_blocks * 512 > 4 << 20:
+        pytest.skip("this file system has no holes")
+    rig.put("empty", "")
+    rig.put("keep", "x" * 3_000_000)
+    assert rig.apply() == ({"sparse", "empty", "keep"}, {})
+    made = rig.tree / "sparse"
+    assert made.stat().st_blocks * 512 < 4 << 20
+    with made.open("rb") as one:
+        assert one.read(10) == b"first" + bytes(5)
+        one.seek(16 << 20)
+        assert one.read(6010) == b"middle" * 1000 + bytes(10)
+        one.seek((64 << 20) - 8)
+        assert one.read(16) == bytes(4) + b"last" + bytes(8)
+    assert (made.stat().st_size, (rig.tree / "empty").stat().st_size) == (65 << 20, 0)
+    assert (rig.tree / "keep").read_text() == "x" * 3_000_000
+
+
+def test_a_large_file_is_told_with_its_size_and_a_change_behind_what_is_shown_too(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "large").write_bytes(b"x" * (copytext.MOST + 10) + b"old")
+    places = Places(state=tmp_path / "state", config=tmp_path / "config")
+    copies = Copies()
+    copies.take(places, spec_of(tree, places, Protection()), Role(name="dev", workdir=Workdir.COPY))
+    os.close(copies._live.pop(RUN)[1])
+    copy = find(places, RUN)
+    (copy.upper / "large").write_bytes(b"x" * (copytext.MOST + 10) + b"new")
+    (copy.upper / "more").write_bytes(b"y" * (5 << 20))
+    with Beneath(str(copy.upper)) as upper, opened_tree(copy) as host:
+        told = {change.path: list(copytext.unified(change, upper, host)) for change in changes(copy)}
+    size = copytext.MOST + 13
+    assert told == {
+        "large": [f"  binary or large: {size} bytes before, {size} after"],
+        "more": [f"  binary or large: 0 bytes before, {5 << 20} after"],
+    }
