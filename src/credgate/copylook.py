@@ -43,7 +43,8 @@ def changes(copy: Copy, bound: "Bound | None" = None) -> list[Change]:
         return sorted(of_interest(copy, notes, found), key=lambda c: c.path)
     naming = Naming.of(meta.readonly, meta.hide, meta.show)
     return sorted(
-        (replace(c, naming=naming.why(c.path, c.target)) for c in found), key=lambda c: (c.path, c.kind != Kind.DELETED)
+        (replace(c, naming=naming.why(c.path, c.target, directory=_is_directory(c))) for c in found),
+        key=lambda c: (c.path, c.kind != Kind.DELETED),
     )
 
 
@@ -237,6 +238,11 @@ class _Looking:
             return False
         with os.fdopen(self.upper.regular(change.path), "rb") as file:
             return file.read(len(text) + 1) == text.encode()
+
+
+def _is_directory(change: Change) -> bool:
+    facts = change.after or change.before
+    return facts is not None and stat.S_ISDIR(facts.mode)
 
 
 def _differs(before: Entry, host: os.stat_result | None) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rules.hiding import DEPENDENCIES
-from rules.islands import executes
+from rules.islands import executes, leads
 
 __all__ = ["ASKED", "Executed", "When", "bundled", "by_name"]
 
@@ -69,18 +69,24 @@ _BELOW = ((".cargo/config", "Cargo"), (".cargo/config.toml", "Cargo"), (".mvn", 
 # Below a git directory; hooks that end in .sample git leaves alone.
 _GIT = re.compile(r"(?:.*/)?(?:hooks/(?!.*\.sample$)[^/]+|config|config\.worktree|commondir|gitdir)", re.DOTALL)
 _GIT_ASKED = re.compile(r"(?:.*/)?(?:rebase-merge|rebase-apply|sequencer)/(?:git-rebase-todo|todo|done)", re.DOTALL)
+# gitrepository-layout(5), git-rev-parse(1): any directory of the tree can be one that git takes hooks and config from,
+# where a file or a link `.git` leads there, or where it has a HEAD, as bare repositories do (safe.bareRepository).
+_REPOSITORY = {
+    ".git": "git, with any command there: it says where the repository is",
+    "HEAD": "git, with any command there: it makes a bare repository of its directory",
+}
 _ENVIRONMENTS = frozenset({".venv", "venv", ".tox", ".nox"})
 
 
-def by_name(path: str) -> Executed | None:
-    """Judge a relative path; None: its name says nothing."""
+def by_name(path: str, *, directory: bool = False) -> Executed | None:
+    """Judge a relative path; None: its name says nothing. directory: it is one, else a file or a link."""
     before, inside, rest = path.rpartition(".git/")
     if inside and (not before or before.endswith("/")):
         return _of_git(rest)
-    who = executes(path)
+    name = path.rpartition("/")[2]
+    who = executes(path) or ("" if directory else _REPOSITORY.get(name, "") or leads(path))
     if who:
         return Executed(when=When.UNASKED, who=who)
-    name = path.rpartition("/")[2]
     asked = next((who for pattern, who in _ASKED if pattern.fullmatch(name)), "")
     asked = asked or next((who for part, who in _BELOW if f"/{part}/" in f"/{path}/"), "")
     return Executed(when=When.ASKED, who=asked) if asked else None

@@ -9,7 +9,7 @@ Paths are relative to a root: the work tree, and each repository in it. Sources:
 
 from dataclasses import dataclass
 
-__all__ = ["GIT", "ISLANDS", "LINKED", "PATTERNS", "RESERVED", "Island", "executes"]
+__all__ = ["GIT", "ISLANDS", "LINKED", "PATTERNS", "RESERVED", "Island", "executes", "leads"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ def _islands(who: str, paths: str) -> tuple[Island, ...]:
 
 
 ISLANDS: tuple[Island, ...] = (
-    *_islands("Mercurial, with any command", ".hg/hgrc"),
+    *_islands("Mercurial, with any command", ".hg/hgrc .hg/hgrc-not-shared .hg/sharedpath"),
     *_islands("Jujutsu, with any command", ".jj/repo/config.toml"),
     *_islands("GitHub, Forgejo and Gitea, on a push", ".github/workflows .github/actions .forgejo .gitea"),
     *_islands("GitLab, on a push", ".gitlab-ci.yml .gitlab-ci.yaml .gitlab"),
@@ -77,6 +77,21 @@ _BY_FIRST: dict[str, tuple[Island, ...]] = {}
 for _island in ISLANDS:
     _first = _island.path.partition("/")[0]
     _BY_FIRST[_first] = (*_BY_FIRST.get(_first, ()), _island)
+
+
+_WAYS = {
+    "/".join(parts[:end]): island.who
+    for island in ISLANDS
+    for parts in (island.path.split("/"),)
+    for end in range(1, len(parts))
+}
+
+
+def leads(path: str) -> str:
+    """Who would follow a link at this relative path to what he executes unasked; "" for nobody."""
+    parts = path.split("/")
+    rests = ("/".join(parts[number:]) for number in range(len(parts)))
+    return next((_WAYS[rest] for rest in rests if rest in _WAYS), "")
 
 
 def executes(path: str) -> str:

@@ -26,9 +26,9 @@ class Naming:
         """From texts that were checked when the policy was loaded."""
         return cls(hiding=Hiding.of(hide, show), readonly=tuple(map(TreePattern.parse, readonly)))
 
-    def why(self, path: str, target: str = "") -> str:
+    def why(self, path: str, target: str = "", *, directory: bool = False) -> str:
         """Why this relative path must be named; "" where it need not be. target: of a link."""
-        executed = by_name(path)
+        executed = by_name(path, directory=directory)
         if executed is not None and executed.when is When.UNASKED:
             return f"executed by the host unasked: {executed.who}"
         folder, _, name = path.rpartition("/")

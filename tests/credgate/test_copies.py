@@ -515,3 +515,21 @@ def test_a_large_file_is_told_with_its_size_and_a_change_behind_what_is_shown_to
         "large": [f"  binary or large: {size} bytes before, {size} after"],
         "more": [f"  binary or large: 0 bytes before, {5 << 20} after"],
     }
+
+
+def test_what_makes_git_take_any_directory_for_a_repository_is_named(rig: Rig) -> None:
+    """Its config can name a program that `git status` starts, in a shell's prompt too."""
+    rig.put("innocent/config", "[core]\n\tfsmonitor = ./x\n")
+    rig.put("innocent/HEAD", "ref: refs/heads/main\n")
+    rig.put("innocent/objects/a")
+    rig.put("by_file/.git", "gitdir: ../innocent\n")
+    rig.put("by_link/x")
+    (rig.upper / "by_link/.git").symlink_to("../innocent")
+    rig.put("cloned/.git/objects/x")
+    wanted = {change.path: change.naming for change in changes(rig.copy) if change.naming}
+    assert set(wanted) == {"innocent/HEAD", "by_file/.git", "by_link/.git"}
+    assert all(why.startswith("executed by the host unasked: git") for why in wanted.values())
+    _, left = rig.apply()
+    assert left == wanted
+    assert not any((rig.tree / path).exists() for path in wanted)
+    assert (rig.tree / "cloned/.git/objects/x").exists()

@@ -21,6 +21,15 @@ UNASKED = [
     "my.code-workspace",
     "Jenkinsfile",
     ".mcp.json",
+    ".git",
+    "vendor/new/.git",
+    "HEAD",
+    "x.git/HEAD",
+    "innocent/HEAD",
+    ".hg/sharedpath",
+    "sub/.hg",
+    ".jj/repo",
+    "a/.config",
 ]
 ASKED = [
     "Makefile",
@@ -53,6 +62,9 @@ NOTHING = [
     ".github/ISSUE_TEMPLATE.md",
     "vscode/tasks.json",
     "x.git/config",
+    "x.git",
+    "docs/HEAD.md",
+    ".git/refs/remotes/origin/HEAD",
     "mypackage.json",
 ]
 
@@ -83,3 +95,12 @@ def test_dependencies_count_as_one() -> None:
     assert bundled(".venv/bin/python") == ".venv/"
     assert bundled("node_modules") == ""
     assert bundled("src/x.py") == ""
+
+
+def test_a_directory_says_nothing_where_what_is_in_it_is_judged() -> None:
+    """A link of its name would lead somewhere else."""
+    for path in (".git", "sub/.hg", ".github", "a/.config", "HEAD"):
+        assert by_name(path, directory=True) is None
+        assert by_name(path) is not None
+    for path in (".vscode", ".claude"):
+        assert by_name(path, directory=True) is not None
