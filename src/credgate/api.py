@@ -124,38 +124,40 @@ class _Streams:
         return said, complained
 
 
+def _settle(lent: Lent, answer: thinpass.Message) -> None:
+    if not answer.fds:
+        lent.passed_on()
+    elif answer.body.get("warm"):
+        lent.instead(answer.fds)
+    else:  # a process with threads can't join a user namespace, and this one may have some
+        answer.close()
+        raise CredgateError(
+            "not_standing_in",
+            "the daemon can't start jails for this process: its groups, limits or sandbox are not the daemon's",
+            "stop the daemon (credgate gateway stop) and start it from where this process was started",
+        )
+
+
 class _Call:
     """One run, from the request to the daemon's last word."""
 
     def __init__(self, launcher: Launcher, argv: list[str], standard: tuple[int, int, int]) -> None:
-        self._control = thinclient.connect(os.environ)
-        self._lent = Lent([], standard)
-        payload = os.memfd_create("request", os.MFD_CLOEXEC)
+        self._launcher, self._argv, self._standard = launcher, argv, standard
+        self._lent, self._control = thinclient.asked(os.environ, self._asked)
+
+    def _asked(self, control: "thinpass.Socket") -> "tuple[Lent, thinpass.Socket]":
+        lent, payload = Lent([], self._standard), os.memfd_create("request", os.MFD_CLOEXEC)
         try:
-            os.write(payload, thinpass.dumps(launcher.request(argv)))
-            thinpass.send(
-                self._control, {"op": "run.open", "ttys": [], "warm": True}, [payload, *self._lent.descriptors()]
-            )
-            self._settle(thinclient.answer(self._control))
+            os.write(payload, thinpass.dumps(self._launcher.request(self._argv)))
+            question: thinpass.Json = {"op": "run.open", "ttys": [], "warm": True}
+            sent = thinclient.put(control, question, [payload, *lent.descriptors()])
+            _settle(lent, thinclient.answer(control, sent=sent))
         except BaseException:
-            self._control.close()
-            self._lent.take_back()
+            lent.take_back()
             raise
         finally:
             os.close(payload)
-
-    def _settle(self, answer: thinpass.Message) -> None:
-        if not answer.fds:
-            self._lent.passed_on()
-        elif answer.body.get("warm"):
-            self._lent.instead(answer.fds)
-        else:  # a process with threads can't join a user namespace, and this one may have some
-            answer.close()
-            raise CredgateError(
-                "not_standing_in",
-                "the daemon can't start jails for this process: its groups, limits or sandbox are not the daemon's",
-                "stop the daemon (credgate gateway stop) and start it from where this process was started",
-            )
+        return lent, control
 
     def end(self, timeout: float | None) -> "thinpass.Json":
         """Wait for the end. Raises CredgateError for a refusal."""

@@ -17,6 +17,7 @@ from jail import fdpass
 from jail.ready import readable
 
 START = 30.0  # seconds that a daemon may take to say ready
+ENDING = 30.0  # seconds that an ending daemon may take: its runs have 3 until KILL, and 10 for the kernel to show it
 IDLE = 600.0  # seconds without a run after which it leaves
 # What a desktop keyring is reached by, and where our own files are; nothing else of the caller's reaches the daemon.
 KEPT = ("HOME", "USER", "LOGNAME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR")
@@ -50,6 +51,7 @@ def connect_or_start(places: Places, idle: float = IDLE, workers: str = "") -> s
         fcntl.flock(starting, fcntl.LOCK_EX)  # of two first runs at once, one starts it
         sock = connect(places)
         if sock is None:
+            _until_gone(places)
             _start(places, [str(idle), *([workers] if workers else [])])
             sock = connect(places)
         if sock is None:
@@ -57,6 +59,30 @@ def connect_or_start(places: Places, idle: float = IDLE, workers: str = "") -> s
         return sock
     finally:
         os.close(starting)
+
+
+def gone(places: Places) -> bool:
+    """Whether no daemon lives. Its lock is the last thing it lets go, after the ledger is closed and signed."""
+    try:
+        descriptor = open_private(places.run / "daemon.lock", os.O_RDWR)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _until_gone(places: Places) -> None:
+    """Wait for the end of a daemon that is ending: it takes no more questions, and a new one needs its lock. One that
+    is still there after that is for the new one to name.
+    """
+    deadline = time.monotonic() + ENDING
+    while not gone(places) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def log_file(places: Places) -> Path:

@@ -81,6 +81,7 @@ class Daemon:
         self.stopping = asyncio.Event()
         self.pool: Pool  # once it serves
         self._reloading = asyncio.Lock()
+        self._unasked: set[asyncio.Task[None]] = set()  # who serve a connection that has asked nothing yet
         self._busy = 0  # connections being served
         self._since = 0.0  # loop time of the last connection's end
 
@@ -100,11 +101,19 @@ class Daemon:
             await self.stopping.wait()
             for helper in helpers:
                 loop.remove_reader(helper.pidfd)
-            accepting.cancel()
+            await self._close_door(listener, accepting)
             for session in list(self.sessions.values()):
                 await session.end("gateway")
             await self.pool.stop()
             await self.parts.spares.stop()
+
+    async def _close_door(self, listener: socket.socket, accepting: asyncio.Task[None]) -> None:
+        """Take no more questions. Whoever asks from here on, or lies unread, hears of a reset: see thinclient.asked."""
+        for task in (accepting, *self._unasked):
+            task.cancel()
+        await asyncio.wait([accepting])  # it lets go of the listener
+        listener.close()
+        self.places.control.unlink(missing_ok=True)
 
     def _helper_died(self, name: str) -> None:
         log.error("%s has died", name)
@@ -154,8 +163,19 @@ class Daemon:
         with contextlib.suppress(OSError):  # nobody left to tell
             await peer.send({**body, "exit": status})
 
+    async def _question(self, peer: Peer) -> fdpass.Received | None:
+        """What a client asks; unread, and None, once this daemon ends."""
+        task = asyncio.current_task()
+        if task is None or self.stopping.is_set():
+            return None
+        self._unasked.add(task)
+        try:
+            return await peer.recv()
+        finally:
+            self._unasked.discard(task)
+
     async def _answer(self, peer: Peer) -> None:
-        message = await peer.recv()
+        message = await self._question(peer)
         if message is None:
             return
         try:
@@ -329,8 +349,6 @@ async def _serve(daemon: Daemon, events: ResolverEvents, ready: int) -> None:
     listener = listen(daemon.places)
     say(ready, {"ok": True})
     await daemon.serve(listener)
-    listener.close()
-    daemon.places.control.unlink(missing_ok=True)
 
 
 async def _warm(stand: StandProcess) -> None:

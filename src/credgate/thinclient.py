@@ -12,11 +12,35 @@ from jail import thinpass
 
 TYPE_CHECKING = False  # typing itself costs milliseconds at start
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 CANNOT = 125
 MAX_SOCKET_PATH = 107  # as credgate.paths
 HINT = "`credgate doctor` says what this host can do; the daemon's log may say more"  # for an error that brings none
+
+
+class NotTaken(CredgateError):
+    """The daemon ended before it read what it was asked: nothing has begun, so another daemon can be asked."""
+
+
+def asked[T](env: "Mapping[str, str]", ask: "Callable[[_socket.socket], T]") -> "T":
+    """What comes of asking the daemon; of asking the next one, once, where this one ended with the question unread.
+
+    ask: gets the connection, which is its own where it returns. Raises what it raises.
+    """
+    try:
+        return _asked(env, ask)
+    except NotTaken:
+        return _asked(env, ask)
+
+
+def _asked[T](env: "Mapping[str, str]", ask: "Callable[[_socket.socket], T]") -> "T":
+    control = connect(env)
+    try:
+        return ask(control)
+    except BaseException:
+        control.close()
+        raise
 
 
 def connect(env: "Mapping[str, str]") -> _socket.socket:
@@ -69,6 +93,15 @@ def log_file(env: "Mapping[str, str]") -> str:
     return f"{(control(env) or '').rpartition('/')[0]}/daemon.log"
 
 
+def put(sock: _socket.socket, body: "thinpass.Json", fds: "Sequence[int]") -> bool:
+    """Send one message; False where its reader has gone, which the next message, or its absence, explains."""
+    try:
+        thinpass.send(sock, body, fds)
+    except (BrokenPipeError, ConnectionResetError):
+        return False
+    return True
+
+
 def receive(sock: _socket.socket) -> thinpass.Message | None:
     """The next message; None at the end, also of a peer that died with something of ours unread (unix(7): reset)."""
     try:
@@ -77,11 +110,20 @@ def receive(sock: _socket.socket) -> thinpass.Message | None:
         return None
 
 
-def answer(sock: _socket.socket) -> thinpass.Message:
-    """The answer to what was asked, whose descriptors are the caller's. Raises CredgateError with the refusal."""
-    message = receive(sock)
+def answer(sock: _socket.socket, *, sent: bool = True) -> thinpass.Message:
+    """The answer to what was asked, whose descriptors are the caller's. Raises CredgateError with the refusal.
+
+    sent: whether the question could be. Raises NotTaken where it lay unread: the kernel resets a connection that is
+    closed with something unread (unix(7)), and one that was never accepted; else its end is an end.
+    """
+    taken = sent
+    try:
+        message = thinpass.recv(sock)
+    except ConnectionResetError:
+        message, taken = None, False
     if message is None:
-        raise CredgateError("daemon_gone", "the daemon closed the connection", "try again: a run starts it", CANNOT)
+        gone = CredgateError if taken else NotTaken
+        raise gone("daemon_gone", "the daemon closed the connection", "try again: a run starts it", CANNOT)
     if message.body.get("ev") == "refused":
         message.close()
         raise refusal(message.body)

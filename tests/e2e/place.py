@@ -128,6 +128,16 @@ class Live:
         return json.loads(line) if line else {}
 
 
+def children(pid: int, *words: str) -> list[int]:
+    """Pids of the children, of any of its threads, whose command line holds all the words."""
+    found = []
+    for each in " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")).split():
+        line = Path(f"/proc/{each}/cmdline").read_bytes().decode()
+        if all(word in line for word in words):
+            found.append(int(each))
+    return found
+
+
 def daemon_pid(site: Site) -> int:
     done = site.credgate("gateway", "start", "--json")
     return int(json.loads(done.stdout)["pid"])

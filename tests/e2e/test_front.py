@@ -10,7 +10,7 @@ import pytest
 
 from credgate import buildfront, start
 from tests.bench import kernel
-from tests.e2e.place import daemon_pid, module_site, wait_for
+from tests.e2e.place import children, daemon_pid, module_site, wait_for
 from tests.e2e.site import BIN, Site
 
 pytestmark = pytest.mark.needs("userns", "netns", "nftables", "landlock", "seccomp", "compiler")
@@ -87,3 +87,29 @@ def test_a_daemon_that_dies_is_told(site: Site, words: tuple[str | Path, ...]) -
     _, err = process.communicate(timeout=90)
     assert process.returncode == 137
     assert err.decode().splitlines()[0] == "error: the gateway daemon ended; the run was ended with it"
+
+
+@pytest.mark.parametrize("words", [PYTHON, (BIN / "credgate",)], ids=["python", "front"])
+def test_a_question_that_an_ending_daemon_leaves_unread_starts_the_next_one(
+    site: Site, words: tuple[str | Path, ...]
+) -> None:
+    """The daemon is stopped until the question lies before it and its keeper is dead: it hears of both at once."""
+    daemon, begun = daemon_pid(site), len(site.ledger(ev="run.start"))
+    (keeper,) = children(daemon, "jail.keeper")
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        process = launched(site, words, "echo", "ran", flags=("-q",))
+        wait_for(lambda: connections(site.state / "run/control") == 1, "the question")
+        os.kill(keeper, signal.SIGKILL)
+        wait_for(lambda: " Z " in Path(f"/proc/{keeper}/stat").read_text(), "the keeper's end")
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    out, err = process.communicate(timeout=90)
+    assert (process.returncode, out.decode(), err.decode()) == (0, "ran\n", "")
+    assert daemon_pid(site) != daemon
+    assert len(site.ledger(ev="run.start")) == begun + 1
+
+
+def connections(path: Path) -> int:
+    """Of a listening socket that doesn't accept: proc_net_unix has a line for itself and for each of them."""
+    return sum(line.endswith(f" {path}") for line in Path("/proc/net/unix").read_text().splitlines()) - 1

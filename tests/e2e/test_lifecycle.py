@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import OrdinaryUser
-from tests.e2e.place import Live, daemon_pid, module_site, one_error, running, wait_for
+from tests.e2e.place import Live, children, daemon_pid, module_site, one_error, running, wait_for
 from tests.e2e.site import Site, endpoint, make_site
 from tests.targets.served import Target
 
@@ -25,16 +25,6 @@ def site(place: Site) -> Site:
     """The module's site, its policy as at the start, and a daemon that lives (some tests here kill it)."""
     place.policy(READ)
     return place
-
-
-def children(pid: int, *words: str) -> list[int]:
-    """Pids of the children, of any of its threads, whose command line holds all the words."""
-    found = []
-    for each in " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")).split():
-        line = Path(f"/proc/{each}/cmdline").read_bytes().decode()
-        if all(word in line for word in words):
-            found.append(int(each))
-    return found
 
 
 # Two hundred processes that daemonise themselves; every second one ignores TERM.

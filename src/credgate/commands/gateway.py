@@ -1,7 +1,6 @@
 """`credgate gateway`: start, stop, ask the daemon of this user."""
 
 import argparse
-import fcntl
 import json
 import os
 import sys
@@ -10,7 +9,7 @@ from typing import Any
 
 from credgate import controlclient
 from credgate.errors import CredgateError, print_error
-from credgate.paths import Places, open_private
+from credgate.paths import Places
 from credgate.text import escape
 from credgate.workers.settings import parse_processes
 
@@ -62,27 +61,12 @@ def _stop(places: Places, options: argparse.Namespace) -> int:
         return _not_running(options)
     controlclient.ask(sock, {"op": "stop"})
     deadline = time.monotonic() + STOP_WAIT
-    while not _gone(places):
+    while not controlclient.gone(places):
         if time.monotonic() > deadline:
             raise CredgateError("stop_slow", f"the daemon is still there after {STOP_WAIT:.0f} s", "see its log")
         time.sleep(0.02)
     print("stopped", file=sys.stderr)
     return 0
-
-
-def _gone(places: Places) -> bool:
-    """Its lock is free: that is the last thing it lets go, after the ledger is closed and signed."""
-    try:
-        descriptor = open_private(places.run / "daemon.lock", os.O_RDWR)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
 
 
 def _reload(places: Places, options: argparse.Namespace) -> int:

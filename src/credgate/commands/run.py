@@ -159,9 +159,7 @@ class Launch:
         self._check_status_fd()
         check_standard()
         self.progress.step("waiting for the gateway daemon")
-        self.control = thinclient.connect(os.environ)
-        self.progress.step("making the jail, and copying what it gets")
-        started = self._start(self.control)
+        started = thinclient.asked(os.environ, self._start)
         self.progress.step("proving the jail")
         self.peer = started.peer
         return started
@@ -173,17 +171,19 @@ class Launch:
             os.set_inheritable(self.options.status_fd, False)
             os.write(self.options.status_fd, b"")  # EBADF where it was opened for reading alone
         except OSError as error:
-            raise CredgateError(
-                "bad_status_fd",
-                f"--status-fd {self.options.status_fd}: {error.strerror}",
-                "open it for writing",
-                CANNOT,
-            ) from None
+            detail = f"--status-fd {self.options.status_fd}: {error.strerror}"
+            raise CredgateError("bad_status_fd", detail, "open it for writing", CANNOT) from None
 
     def _start(self, control: "_socket.socket") -> "launcher.Started | Lent":
         """Lend what the daemon's starter needs; where that can't stand in for us, the answer has what we need."""
+        self.control = control
+        self.progress.step("making the jail, and copying what it gets")
         lent = Lent(self.ttys)
-        answer = self._ask(control, lent.descriptors())
+        try:
+            answer = self._ask(control, lent.descriptors())
+        except BaseException:
+            lent.take_back()
+            raise
         if not answer.fds:
             lent.passed_on()
             return lent
@@ -208,14 +208,13 @@ class Launch:
         }
         payload = os.memfd_create("request", os.MFD_CLOEXEC)
         os.write(payload, thinpass.dumps(body))
+        question: thinpass.Json = {"op": "run.open", "ttys": self.ttys, "warm": self.options.warm}
         try:
-            thinpass.send(control, {"op": "run.open", "ttys": self.ttys, "warm": self.options.warm}, [payload, *lent])
-        except BrokenPipeError:  # the next message, or its absence, says why
-            pass
+            sent = thinclient.put(control, question, [payload, *lent])
         finally:
             os.close(payload)
         self._prepare()
-        answer = thinclient.answer(control)
+        answer = thinclient.answer(control, sent=sent)
         self.id = str(answer.body["run"])
         return answer
 

@@ -165,6 +165,8 @@ static void hear(struct run *run)
 	do
 		size = recv(run->control, text, 1, MSG_PEEK);
 	while (size < 0 && errno == EINTR);
+	if (size < 0 && errno == ECONNRESET && !run->planned)
+		python(NULL);	/* unix(7): what we asked lay unread when the daemon ended. Nothing has begun */
 	if (size <= 0 || text[0] == '{')
 		hand_over(run);
 	do
