@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from credgate.ledger.flushing import Flushing
+from credgate.ledger.landing import Landing
 from credgate.ledger.record import LedgerError
 
 
@@ -35,17 +36,17 @@ class Syncing:
         self._error: LedgerError | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._asked: list[asyncio.Future[None]] = []  # for the sync that is to begin
-        self._flying: list[asyncio.Future[None]] = []  # for the one that is at work
+        self._asked: list[Landing] = []  # for the sync that is to begin
+        self._flying: list[Landing] = []  # for the one that is at work
         self._alone = False  # the last sync had one caller: there is nobody to wait for
         self._stopped = False
 
-    def ask(self) -> "asyncio.Future[None]":
+    def ask(self) -> Landing:
         """Done once a sync has ended that began after this call. Whoever cancels it takes it from nobody else."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._move(loop)
-        future: asyncio.Future[None] = loop.create_future()
+        future = Landing(loop=loop)
         first = not (self._asked or self._flying)
         self._asked.append(future)
         if first and self._alone:
@@ -97,15 +98,10 @@ class Syncing:
         os.eventfd_read(self._done)
         if self._kernel is not None:
             self._kernel.land()
-        landed, self._flying = self._flying, []
+        landed, self._flying, error = self._flying, [], self._error
+        self._begin()  # first: who waited goes on within `land`
         for future in landed:
-            if future.done():  # cancelled
-                continue
-            if self._error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(self._error)
-        self._begin()
+            future.land(error)
 
     def stop(self) -> None:
         """Wait for the sync at work, and end the thread; who still waits goes on. Nobody may ask any more."""
@@ -116,17 +112,16 @@ class Syncing:
         if self._kernel is not None:
             self._kernel.close()
             self._kernel = None
-        waiting = [*self._flying, *self._asked]
+        waiting: list[Landing] = [*self._flying, *self._asked]
         if self._loop is not None:  # it has the descriptor, which must leave it before it is closed
             with suppress(RuntimeError):  # the loop is closed, and nobody waits
                 self._loop.call_soon_threadsafe(self._let_go, waiting)
                 return
         os.close(self._done)
 
-    def _let_go(self, waiting: "list[asyncio.Future[None]]") -> None:
+    def _let_go(self, waiting: list[Landing]) -> None:
         if self._loop is not None:
             self._loop.remove_reader(self._done)
         os.close(self._done)
         for future in waiting:
-            if not future.done():
-                future.set_result(None)
+            future.land(None)
