@@ -46,7 +46,7 @@ ID_HEADERS = frozenset(
     }
 )
 
-_SPELT = {name: name.decode("ascii") for name in ID_HEADERS}
+SPELT = {name: name.decode("ascii") for name in ID_HEADERS}
 
 type Fields = tuple[tuple[bytes, bytes], ...]
 
@@ -59,13 +59,14 @@ def collect_ids(fields: Fields) -> dict[str, str]:
     """
     ids: dict[str, str] = {}
     for name, value in fields:
-        known = _SPELT.get(name.lower())
-        if known is not None and known not in ids and (text := _id(known, value.strip(b" \t"))):
+        known = SPELT.get(name.lower())
+        if known is not None and known not in ids and (text := id_in(known, value.strip(b" \t"))):
             ids[known] = text.decode("ascii")
     return ids
 
 
-def _id(name: str, value: bytes) -> bytes:
+def id_in(name: str, value: bytes) -> bytes:
+    """The id that a header's value holds, b"" for none."""
     if name == "x-gitlab-meta":  # a JSON object around the id
         found = _GITLAB_ID.search(value)
         value = found[1] if found else b""
