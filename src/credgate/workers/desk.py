@@ -23,6 +23,7 @@ from credgate.ledger.record import LedgerError, clean_fields
 from credgate.runs import TURNED_AWAY, Run
 from credgate.secretvalue import Secret, SecretUnavailable
 from credgate.workers import messages as m
+from credgate.workers.answers import failed, refused
 from credgate.workers.channel import Channel
 from credgate.workers.knowing import SharedValues
 from rules.correlate import Correlate, Marks
@@ -172,7 +173,7 @@ class Desk:
         try:
             given = await self._given(self._run(asked.run), asked.name)
         except CredgateError as error:
-            self.channel.post(_failed(asked.ask, error))
+            self.channel.post(failed(asked.ask, error))
         else:
             self.channel.post(m.Given(given.name, given.value, given.version, ask=asked.ask))
 
@@ -210,7 +211,7 @@ class Desk:
         try:
             answer = await self._decided(claim.ask, self._kind_of(claim), claim.secrets)
         except (LedgerError, SecretUnavailable) as error:
-            answer = _failed(claim.ask, error)
+            answer = failed(claim.ask, error)
         except Unfit as error:
             log.error("%s: unfit claim: %s", self.name, error)
             self.channel.end("unfit claim")
@@ -220,7 +221,7 @@ class Desk:
 
     async def _decided(self, ask: int, kind: "_Kind | None", secrets: Mapping[str, int]) -> m.Message | None:
         if kind is None:
-            return _refused(ask, deny(Reason.REVOKED))
+            return refused(ask, deny(Reason.REVOKED))
         packet, run = self._packet, self._run(kind.run)
         newer = [await self._given(run, name) for name in secrets]
         newer = [given for given in newer if given.version != secrets[given.name]]
@@ -228,7 +229,7 @@ class Desk:
             return m.Stale(newer, ask=ask)
         denied = self._spent(run, kind)
         if denied is not None:
-            return _refused(ask, denied)
+            return refused(ask, denied)
         held = bool(kind.use.bindings)
         seq = self.judge.records.claimed(kind.line, kind.marks, held=held)
         self.open[seq] = run.id
@@ -281,7 +282,7 @@ class Desk:
             await self.judge.records.ledger.durable(seqs[-1])
         except LedgerError as error:
             for ask in asks:
-                self.channel.post(_failed(ask, error))
+                self.channel.post(failed(ask, error))
         else:
             self.channel.post(m.Passed(asks, seqs))
 
@@ -386,14 +387,6 @@ class Desk:
             self._gone.popitem(last=False)
         for key in [key for key in self._versions if key[0] == run_id]:
             del self._versions[key]
-
-
-def _refused(ask: int, denied: Deny) -> m.Refused:
-    return m.Refused(denied.reason.value, denied.message, denied.status, denied.rule, denied.hint, ask=ask)
-
-
-def _failed(ask: int, error: CredgateError) -> m.Failed:
-    return m.Failed(isinstance(error, LedgerError), error.code, error.detail, error.hint, ask=ask)
 
 
 def _marks(run: Run, marks: m.Marks) -> Marks:
