@@ -103,6 +103,8 @@ def test_ocsf_loses_nothing():
         text = json.dumps(ocsf({**record, "ev": ev, "verdict": "allow"}))
         missing = [name for name in record if f"value-of-{name}" not in text]
         assert sorted(missing) == ["ev", "ts", "verdict"]
+    forged = ocsf({**record, "ev": "deny", "ts": "value-of-ts"})
+    assert (forged["time"], "value-of-ts" in json.dumps(forged)) == (0, True)
 
 
 def test_damaged_lines_are_counted_and_left_out(directory: Path, capsys: pytest.CaptureFixture[str]):

@@ -79,12 +79,19 @@ def test_filters(ledger: Path, capsys: pytest.CaptureFixture[str], flags: list[s
     assert [record["seq"] for record in json.loads(out)["records"]] == seqs
 
 
-@pytest.mark.parametrize("flags", [["--since", "yesterday"], ["--since", "2025-01-01T00:00:00"], ["--verdict", "no"]])
-def test_a_wrong_filter_is_a_usage_error(ledger: Path, capsys: pytest.CaptureFixture[str], flags: list[str]):
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--since", "yesterday"], "expected"),
+        (["--since", "2025-01-01T00:00:00"], "expected"),
+        (["--verdict", "no"], "choose from"),
+    ],
+)
+def test_a_wrong_filter_is_a_usage_error(ledger: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str):
     with pytest.raises(SystemExit) as caught:
         main(["show", "--ledger", str(ledger), *flags])
     assert caught.value.code == 2
-    assert "expected" in capsys.readouterr().err or flags[0] == "--verdict"
+    assert said in capsys.readouterr().err
 
 
 def test_verify_exit_codes(ledger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -94,7 +94,7 @@ class Told:
         self._at = 0
 
     def add(self, name: str, word: str) -> None:
-        """Note one word. Raises ValueError where there is no room: the child ends, and what is left is not shown."""
+        """Note one word. Raises IndexError where there is no room: the child ends, and what is left is not shown."""
         line = f"{name}\t{word}\n".encode()
         self._shared[self._at : self._at + len(line)] = line  # a page holds NULs until it is written
         self._at += len(line)

@@ -11,7 +11,7 @@ import time
 from jail.probes import DONE, Attempt, Context, refuse
 from jail.syscalls import call, syscall
 
-PTRACE_SEIZE, PTRACE_DETACH = 0x4206, 17
+PTRACE_SEIZE = 0x4206
 OWN_DESCRIPTORS = (0, 1, 2)
 OWN_VARIABLES = ("LC_ALL",)  # the launcher's environment for pid 1
 
