@@ -11,32 +11,19 @@ from hypothesis import strategies as st
 from rules.bodies import MAX_NODES, Document, Unreadable, misfit, read
 from rules.decide import decide
 from rules.fieldpaths import ANY, FieldPath, FieldPathError
-from rules.parse import parse_request
 from rules.policy import BodyTerm, BodyType, FieldTest
-from rules.request import Request, Via, Wire
+from rules.request import Request
 from rules.verdict import Allow, Deny
 from tests.rules.policies import load
+from tests.rules.tunnelled import tunnelled
 
 JSON = b"application/json"
 DEEP = 200_000
 
 
 def request(body: bytes | None, content_type: bytes | None = JSON, path: bytes = b"/m") -> Request:
-    fields = [(b"host", b"a.example.org"), *([] if content_type is None else [(b"content-type", content_type)])]
-    wire = Wire(
-        via=Via.CONNECT,
-        http_version="HTTP/1.1",
-        method=b"POST",
-        target=path,
-        headers=tuple(fields),
-        tls=True,
-        connect_host=b"a.example.org",
-        connect_port=443,
-        sni="a.example.org",
-        has_body=True,
-    )
-    parsed = parse_request(wire)
-    assert isinstance(parsed, Request)
+    fields = [] if content_type is None else [(b"content-type", content_type)]
+    parsed = tunnelled(f"POST {path.decode()}", "a.example.org", *fields, has_body=True)
     return dataclasses.replace(parsed, body=body)
 
 

@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 
 from rules.ceiling import narrow
 from rules.decide import decide
-from rules.parse import parse_request
 from rules.policy import Budget, OnAlarm, Policy, Rate, Unlisted
 from rules.problems import PolicyError
-from rules.request import Request, Via, Wire
 from rules.verdict import Allow
 from tests.rules.policies import load
+from tests.rules.tunnelled import tunnelled
 
 CEILING = """\
 version = 1
@@ -369,20 +368,7 @@ def _text(endpoints: "Endpoints") -> str:
 
 
 def _passes(policy: Policy, host: str, method: str, path: str) -> bool:
-    wire = Wire(
-        via=Via.CONNECT,
-        http_version="HTTP/1.1",
-        method=method.encode(),
-        target=path.encode(),
-        headers=((b"Host", host.encode()),),
-        tls=True,
-        connect_host=host.encode(),
-        connect_port=443,
-        sni=host,
-    )
-    request = parse_request(wire)
-    assert isinstance(request, Request)
-    return isinstance(decide(policy, "dev", request), Allow)
+    return isinstance(decide(policy, "dev", tunnelled(f"{method} {path}", host)), Allow)
 
 
 type Endpoints = list[tuple[str, list[tuple[set[str], list[str]]], list[str]]]

@@ -8,11 +8,11 @@ import pytest
 from rules.decide import decide
 from rules.intersect import child_policy
 from rules.messages import max_of, misfit
-from rules.parse import parse_request
 from rules.policy import Policy
-from rules.request import Request, Via, Wire
+from rules.request import Request
 from rules.verdict import Allow, Deny
 from tests.rules.policies import load, problems
+from tests.rules.tunnelled import tunnelled
 
 HEAD = """
 version = 1
@@ -44,28 +44,15 @@ def bind(name: str, place: str, *rules: str) -> str:
 
 
 def handshake(path: bytes = b"/ws", *, upgrade: bool = True) -> Request:
-    fields = [(b"host", b"a.example.org")]
+    fields = []
     if upgrade:
-        fields += [
+        fields = [
             (b"upgrade", b"websocket"),
             (b"connection", b"Upgrade"),
             (b"sec-websocket-key", b"dGhlIHNhbXBsZSBub25jZQ=="),
             (b"sec-websocket-version", b"13"),
         ]
-    wire = Wire(
-        via=Via.CONNECT,
-        http_version="HTTP/1.1",
-        method=b"GET",
-        target=path,
-        headers=tuple(fields),
-        tls=True,
-        connect_host=b"a.example.org",
-        connect_port=443,
-        sni="a.example.org",
-    )
-    parsed = parse_request(wire)
-    assert isinstance(parsed, Request)
-    return parsed
+    return tunnelled(f"GET {path.decode()}", "a.example.org", *fields)
 
 
 def allowed(policy: Policy, path: bytes = b"/ws", name: str = "dev") -> Allow:

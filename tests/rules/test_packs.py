@@ -12,13 +12,13 @@ import pytest
 
 from rules.decide import decide
 from rules.pack_rules import Pack, PackError, denies_of, read_pack
-from rules.parse import METHODS, parse_request
+from rules.parse import METHODS
 from rules.paths import PathPattern
 from rules.policy import AllowRule, DenyRule
 from rules.reasons import Reason
-from rules.request import Request, Via, Wire
 from rules.verdict import Allow, Deny
 from tests.rules.policies import PACKS, load, problems
+from tests.rules.tunnelled import tunnelled
 
 OPEN = """\
 version = 1
@@ -141,21 +141,8 @@ def _judge(pack: str, line: str) -> Allow | Deny:
 
 def _judged(pack: str, line: str, host: str = "target.example.org", allow: str = "") -> Allow | Deny:
     deny = f'[[endpoint.e.deny]]\npack = "{pack}"' if pack else ""
-    method, _, path = line.partition(" ")
-    wire = Wire(
-        via=Via.CONNECT,
-        http_version="HTTP/1.1",
-        method=method.encode(),
-        target=path.encode(),
-        headers=((b"Host", host.encode()),),
-        tls=True,
-        connect_host=host.encode(),
-        connect_port=443,
-        sni=host,
-    )
-    request = parse_request(wire)
-    assert isinstance(request, Request), request
-    return decide(load(OPEN.format(deny=deny + allow).replace("target.example.org", host)), "r", request)
+    policy = load(OPEN.format(deny=deny + allow).replace("target.example.org", host))
+    return decide(policy, "r", tunnelled(line, host))
 
 
 @pytest.mark.parametrize(("pack", "line"), MINTING)
@@ -258,27 +245,9 @@ def test_an_opening_pack_brings_its_denies_and_allows_what_it_says(name: str) ->
     assert endpoint.deny
     for rule in endpoint.allow:
         for line in _allowed(rule):
-            verdict = decide(policy, "r", _request(line))
+            verdict = decide(policy, "r", tunnelled(line, "target.example.org"))
             assert isinstance(verdict, Allow), line
             assert verdict.rule.partition("/")[0] == f"e.{name}"
-
-
-def _request(line: str, host: bytes = b"target.example.org") -> Request:
-    method, _, path = line.partition(" ")
-    wire = Wire(
-        via=Via.CONNECT,
-        http_version="HTTP/1.1",
-        method=method.encode(),
-        target=path.encode(),
-        headers=((b"Host", host),),
-        tls=True,
-        connect_host=host,
-        connect_port=443,
-        sni=host.decode(),
-    )
-    request = parse_request(wire)
-    assert isinstance(request, Request)
-    return request
 
 
 @pytest.mark.parametrize("name", HOSTS)
@@ -315,10 +284,10 @@ bindings = ["b"]
     ids = {"github-read/repos", "github-read/user", "github-read/search", "github-issues/comment"}
     assert whole.bindings["b"].rules == ids
     assert {rule.id for rule in whole.endpoints["e"].allow} == ids | {"github-issues/write"}
-    bound = decide(whole, "r", _request("GET /repos/acme/app", b"api.github.com"))
+    bound = decide(whole, "r", tunnelled("GET /repos/acme/app", "api.github.com"))
     assert isinstance(bound, Allow)
     assert [b.name for b in bound.bindings] == ["b"]
-    unbound = decide(whole, "r", _request("POST /repos/acme/app/issues", b"api.github.com"))
+    unbound = decide(whole, "r", tunnelled("POST /repos/acme/app/issues", "api.github.com"))
     assert isinstance(unbound, Allow)
     assert unbound.bindings == ()
     assert "binding.b.rules" in problems(text.format(rules='"github-issues/label"'))

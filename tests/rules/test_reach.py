@@ -16,11 +16,11 @@ from rules.decide import decide_connect, endpoint_for
 from rules.hostindex import HostIndex
 from rules.hosts import HostPattern, labels_of
 from rules.load import load_policy
-from rules.parse import parse_request
 from rules.policy import Policy
 from rules.problems import PolicyError
-from rules.request import Request, Via, Wire
+from rules.request import Request
 from rules.verdict import Allow, Deny, Tunnel
+from tests.rules.tunnelled import tunnelled
 
 label = st.sampled_from(["a", "b", "c"])
 host = st.lists(label, min_size=1, max_size=4).map(".".join)
@@ -55,20 +55,7 @@ def loaded(count: int, extra: str = "") -> Policy:
 
 
 def request(name: str) -> Request:
-    wire = Wire(
-        via=Via.CONNECT,
-        http_version="HTTP/1.1",
-        method=b"GET",
-        target=b"/a",
-        headers=((b"Host", name.encode()),),
-        tls=True,
-        connect_host=name.encode(),
-        connect_port=443,
-        sni=name,
-    )
-    parsed = parse_request(wire)
-    assert isinstance(parsed, Request)
-    return parsed
+    return tunnelled("GET /a", name)
 
 
 class Counted:

@@ -6,13 +6,12 @@ from hypothesis import strategies as st
 
 from rules.decide import decide
 from rules.load import load_policy
-from rules.parse import parse_request
 from rules.policy import Policy
 from rules.problems import PolicyError
 from rules.registries import EXTRA, Client, Registry, RegistryError, clients_of, parse_registry
-from rules.request import Request, Via, Wire
 from rules.verdict import Allow, Deny
 from tests.rules.policies import PACKS
+from tests.rules.tunnelled import tunnelled
 
 TEXT = """\
 version = 1
@@ -33,21 +32,7 @@ def load(text: str = TEXT, *registries: Registry) -> Policy:
 
 
 def judge(policy: Policy, line: str, host: str, port: int = 443) -> Allow | Deny:
-    method, _, path = line.partition(" ")
-    wire = Wire(
-        via=Via.CONNECT,
-        http_version="HTTP/1.1",
-        method=method.encode(),
-        target=path.encode(),
-        headers=((b"Host", f"{host}:{port}".encode()),),
-        tls=True,
-        connect_host=host.encode(),
-        connect_port=port,
-        sni=host,
-    )
-    request = parse_request(wire)
-    assert isinstance(request, Request)
-    return decide(policy, "r", request)
+    return decide(policy, "r", tunnelled(line, host, port=port))
 
 
 def test_paths_start_behind_the_path_of_the_registry() -> None:

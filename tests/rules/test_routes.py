@@ -10,13 +10,13 @@ from rules.decide import decide
 from rules.describe import describe_role
 from rules.intersect import child_policy
 from rules.lint import warnings
-from rules.parse import parse_request
 from rules.policy import Policy
 from rules.problems import PolicyError
 from rules.reasons import Reason
-from rules.request import Request, Via, Wire
+from rules.request import Request
 from rules.verdict import Allow, Deny
 from tests.rules.policies import load, problems
+from tests.rules.tunnelled import tunnelled
 
 TEXT = """\
 version = 1
@@ -77,20 +77,7 @@ def ask(
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Request:
     fields = tuple((k.encode(), v.encode()) for k, v in headers.items())
-    wire = Wire(
-        via=Via.CONNECT,
-        http_version="HTTP/1.1",
-        method=b"POST",
-        target=path.encode(),
-        headers=((b"Host", f"{host}:{port}".encode()), *fields),
-        tls=True,
-        connect_host=host.encode(),
-        connect_port=port,
-        sni=host,
-    )
-    request = parse_request(wire)
-    assert isinstance(request, Request)
-    return request
+    return tunnelled(f"POST {path}", host, *fields, port=port)
 
 
 def allowed(policy: Policy, role: str, request: Request) -> Allow:

@@ -27,7 +27,7 @@ TOLD = (
 # A short session: what is compiled would not pay for itself, nor a second partition, nor a plan made anew at each
 # stage. Hadoop without its native library forks a `chmod` for each file and directory: fewer of both, and not by way
 # of jspawnhelper. Loopback alone, whatever the host is called.
-_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Djdk.lang.Process.launchMechanism=VFORK")
+_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-Djdk.lang.Process.launchMechanism=VFORK")
 _SETTINGS = {
     "spark.sql.shuffle.partitions": "1",
     "spark.default.parallelism": "1",
