@@ -6,37 +6,49 @@ or mode was changed, which is checked where it is read.
 
 import os
 import stat
+import struct
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
+from functools import cache
+from typing import cast
+
+from credgate import compiled
 
 MOST = 256  # of what is kept
 # Until Linux 6.13 a time stamp was that of the last tick, at most 10 ms ago (CONFIG_HZ=100), so that two changes in a
 # row could look like one. What is read so soon behind a change is read again.
 _SETTLED = 50_000_000  # nanoseconds
 
-type Identity = tuple[int, ...] | None  # None: no such file
+# Of each file device, inode, mode, owner, size, and the times of its content and of itself, in nanoseconds; all 0 where
+# there is none.
+_FACTS = struct.Struct("=7q")
 
 
-def identity(path: str) -> Identity:
-    """Which file stands there, and when it was last touched. Raises OSError where that can't be told."""
+def identities(paths: tuple[str, ...]) -> bytes:
+    """Which files stand there, and when each was last touched. Raises OSError where that can't be told."""
+    return b"".join([_identity(path) for path in paths])
+
+
+def _identity(path: str) -> bytes:
     try:
         facts = os.lstat(path)
     except FileNotFoundError:
-        return None
-    return (
-        facts.st_dev,
-        facts.st_ino,
-        facts.st_mode,
-        facts.st_uid,
-        facts.st_size,
-        facts.st_mtime_ns,
-        facts.st_ctime_ns,
-    )
+        return bytes(_FACTS.size)
+    who = facts.st_dev, facts.st_ino, facts.st_mode, facts.st_uid
+    return _FACTS.pack(*who, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
 
 
-def _is_settled(found: Sequence[Identity], now: int) -> bool:
+@cache
+def _look() -> Callable[[tuple[str, ...]], bytes]:
+    """The compiled one, where there is one: it is asked for each request."""
+    module = compiled.load("look")
+    return identities if module is None else cast("Callable[[tuple[str, ...]], bytes]", module.identities)
+
+
+def _is_settled(found: bytes, now: int) -> bool:
     """Whether none of the files could be changed once more without showing it; by a clock set back none is."""
-    return all(one is None or (stat.S_ISREG(one[2]) and now - one[-1] > _SETTLED) for one in found)
+    files = list(_FACTS.iter_unpack(found))
+    return all(not one[2] or (stat.S_ISREG(one[2]) and now - one[6] > _SETTLED) for one in files)
 
 
 class Unchanged[T]:
@@ -44,15 +56,16 @@ class Unchanged[T]:
 
     def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
         self._clock = clock
-        self._held: dict[Hashable, tuple[tuple[Identity, ...], T]] = {}
+        self._held: dict[Hashable, tuple[bytes, T]] = {}
+        self._look = _look()
 
-    def get(self, key: Hashable, paths: Sequence[str], read: Callable[[], T]) -> T:
+    def get(self, key: Hashable, paths: tuple[str, ...], read: Callable[[], T]) -> T:
         """The value for `key`, which `read` makes of the files at `paths` and of nothing else.
 
         Raises what `read` raised, and keeps nothing then.
         """
         try:
-            found = tuple(map(identity, paths))
+            found = self._look(paths)
         except OSError:
             return read()  # which says what is wrong
         held = self._held.get(key)
@@ -61,7 +74,7 @@ class Unchanged[T]:
         self._held.pop(key, None)
         now = self._clock()
         value = read()
-        if value is not None and _is_settled(found, now) and found == tuple(map(identity, paths)):
+        if value is not None and _is_settled(found, now) and found == self._look(paths):
             if len(self._held) >= MOST:
                 self._held.clear()
             self._held[key] = (found, value)

@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import lru_cache
 from urllib.parse import unquote
 
-__all__ = ["DEFAULT", "Correlate", "Marks", "run8", "signed_names", "tag_of"]
+__all__ = ["DEFAULT", "Correlate", "Marks", "base36", "run8", "signed_names", "tag_of"]
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _MAX_AGENT = 512  # bytes of the client's; CloudTrail cuts a user agent at 1 KB, and the tag is at its end
@@ -92,8 +92,13 @@ class Marks:
 
     def tagged_agent(self, seq: int) -> bytes:
         """The User-Agent of request `seq`: the client's, our tag behind it."""
-        tag = self.ua_tag(seq).encode("ascii")
-        return b"%b %b" % (self.agent, tag) if self.agent else tag
+        return self.agent_begin + base36(seq).encode("ascii")
+
+    @property
+    def agent_begin(self) -> bytes:
+        """That but for the number at its end."""
+        begin = self.ua_tag_begin.encode("ascii")
+        return b"%b %b" % (self.agent, begin) if self.agent else begin
 
     def _tagged(self, fields: Fields, seq: int) -> Fields:
         kept = (field for field in fields if field[0].lower() != b"user-agent")
@@ -107,10 +112,9 @@ class Marks:
         return _uuid(name.value, self.run, b"%d" % seq)
 
 
-@lru_cache(maxsize=256)  # the ledger's line and the header have it
 def tag_of(run: str, seq: int) -> str:
     """RUN8-SEQ36: the run's first 8 letters and digits, and the number of the request's `intent` in base 36."""
-    return f"{run8(run)}-{_base36(seq)}"
+    return f"{run8(run)}-{base36(seq)}"
 
 
 @lru_cache(maxsize=64)
@@ -150,7 +154,8 @@ def _clean(agent: bytes) -> bytes:
 _PAIRS = tuple(high + low for high in _DIGITS for low in _DIGITS)
 
 
-def _base36(number: int) -> str:
+def base36(number: int) -> str:
+    """A number as it stands in tags."""
     digits = ""
     while number >= len(_PAIRS):
         number, pair = divmod(number, len(_PAIRS))

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, cast
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -64,14 +66,16 @@ class Request:
         return cast("T", self._readings[asked])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outgoing:
+class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
     """What is sent in a request's place, secrets in it: never shown. `target` is "path" or "path?query".
 
     `body` None: the client's own goes on as it came; else this one, whole, without a content coding, and `fields` hold
     its content-length.
     """
 
-    target: str = field(repr=False)
-    fields: tuple[tuple[bytes, bytes], ...] = field(repr=False)
-    body: bytes | None = field(default=None, repr=False)
+    target: str
+    fields: tuple[tuple[bytes, bytes], ...]
+    body: bytes | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"

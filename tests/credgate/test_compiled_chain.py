@@ -14,6 +14,7 @@ from credgate import buildmodules, compiled
 from credgate.errors import CredgateError
 from credgate.ledger import linking
 from credgate.ledger.host import moment
+from credgate.unchanged import identities
 from tests.credgate import chain_fuzz
 from tests.credgate.chain_fuzz import CASES, END, HOLES, new, steps, template
 
@@ -87,6 +88,25 @@ def test_no_sanitizer_complains(tmp_path: Path) -> None:
 
 
 _RUNTIMES = ("libasan.so", "libubsan.so")
+
+
+def test_both_looks_see_the_same_files(tmp_path: Path) -> None:
+    look = compiled.load("look")
+    assert look is not None
+    (tmp_path / "link").symlink_to("nothing")
+    (tmp_path / "l\u00e4nger\udcff").write_bytes(b"x" * 77)
+    paths = tuple(str(tmp_path / name) for name in ("", "none", "link", "l\u00e4nger\udcff"))
+    assert look.identities(paths) == identities(paths) and look.identities(()) == identities(())
+    before = identities(paths[3:])
+    os.utime(paths[3], ns=(1, 2))
+    assert before != look.identities(paths[3:]) == identities(paths[3:])
+    for bad, error in [((paths[3] + "/x",), NotADirectoryError), (("a\0",), ValueError), (("\ud800",), UnicodeError)]:
+        for ask in (look.identities, identities):
+            with pytest.raises(error):
+                ask(bad)
+    for odd in ((b"x",), ["x"], ("x",) * 9, None):
+        with pytest.raises(TypeError):
+            look.identities(odd)
 
 
 def test_a_module_of_other_sources_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

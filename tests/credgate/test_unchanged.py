@@ -29,7 +29,7 @@ class Counted:
         return self.path.read_text()
 
     def get(self) -> str:
-        return self.kept.get("key", [str(self.path)], self.read)
+        return self.kept.get("key", (str(self.path),), self.read)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from mitmproxy.http import Headers, HTTPFlow
+from msgspec import structs
 
 from credgate.apart import BODIES
 from credgate.gateway import standing
@@ -279,7 +280,7 @@ class Judge:
         fingerprint = self.fingerprints.of(allow.endpoint, request.host, values.values())
         out = await _aside(run.id, size, lambda: rewrite(request, allow, values, run.decoys))
         if is_wanted(run.policy, allow):
-            out = replace(out, fields=plainly(out.fields))
+            out = structs.replace(out, fields=plainly(out.fields))
         plain = out
         out = await _aside(run.id, size, lambda: signed(request, allow, plain, values, run.decoys, body, self.known))
         return Sent.of(

@@ -17,7 +17,7 @@ from credgate.ledger.form import Form
 from credgate.ledger.linking import Given
 from credgate.runs import Run
 from credgate.secretvalue import Secret
-from rules.correlate import DEFAULT, Correlate, Marks
+from rules.correlate import DEFAULT, Correlate, Marks, base36
 from rules.grants import Use
 from rules.inject import path_for_records
 from rules.policy import Binding
@@ -34,11 +34,10 @@ MAX_HEAD = 8 << 10  # bytes of one of them
 _FRAMING = frozenset({b"content-length", b"transfer-encoding", b"expect", b"trailer"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spelt(Outgoing):
+class Spelt(Outgoing, frozen=True, kw_only=True):
     """What is sent, and its head as bytes: `lines` is all of it but what frames the body, each line with its end."""
 
-    lines: bytes = field(repr=False)
+    lines: bytes
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -53,6 +52,7 @@ class Sent:
     query_names: tuple[str, ...]
     rest: tuple[tuple[bytes, bytes], ...] = field(repr=False)  # the fields beside the User-Agent
     lines: bytes = field(repr=False)  # likewise, spelt; b"" where they can't be beforehand
+    agent: bytes  # the User-Agent but for its end, the number; b"": none is ours
     # of the ledger's intent: what else decides it, its form, and values of its own
     form: tuple[tuple[str, ...], Form, Given] | None = None
     again: "Again | None" = None  # of the last answer's head
@@ -81,6 +81,7 @@ class Sent:
             query_names=names_of(out.target.partition("?")[2]),
             rest=rest,
             lines=lines_of(request, out.target, rest) if known else b"",
+            agent=marks.agent_begin,
         )
 
     def holds(self, secrets: Mapping[str, Secret]) -> bool:
@@ -96,7 +97,7 @@ class Sent:
             return Outgoing(target=out.target, fields=marks.put(out.fields, seq), body=out.body)
         if not marks.names:
             return Spelt(target=out.target, fields=self.rest, lines=self.lines)
-        agent = marks.tagged_agent(seq)
+        agent = self.agent + base36(seq).encode("ascii")
         fields = (*self.rest, (b"user-agent", agent))
         return Spelt(target=out.target, fields=fields, lines=b"%buser-agent: %b\r\n" % (self.lines, agent))
 

@@ -5,6 +5,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
+from msgspec import structs
+
 from credgate.gateway.refusal import deny
 from credgate.gateway.waiting import refused
 from credgate.known import KnownValues
@@ -55,7 +57,7 @@ def signed(
         body_hash = _hash(request, body if out.body is None else out.body)
         amz_date = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())  # our clock: the jail's is the client's
         leaving = replace(request, target=out.target)
-        return replace(out, fields=sigv4.sign(leaving, out.fields, where, keys, body_hash, amz_date))
+        return structs.replace(out, fields=sigv4.sign(leaving, out.fields, where, keys, body_hash, amz_date))
     return out
 
 

@@ -102,7 +102,14 @@ class Checkpoints:
         self._files: tuple[int, int] | None = None  # number of the segment, descriptor of its notes
 
     def saw(self) -> None:
-        """A line was written: it counts, and wakes the thread where that matters."""
+        """A line was written: it counts, and wakes the thread where that matters. The ledger's lock is held.
+
+        Without a lock of its own in between: the thread sets the count to 0 before it asks the ledger where it is, for
+        which it needs the ledger's lock. A number written over that 0 is there when it looks again, before it waits.
+        """
+        if self._thread is not None and 0 < self._pending < self._lines - 1:
+            self._pending += 1
+            return
         with self._wake:
             self._pending += 1
             if self._thread is None:

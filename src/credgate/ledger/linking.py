@@ -12,11 +12,11 @@ from credgate import compiled
 from credgate.ledger.host import moment
 from credgate.ledger.record import MAX_INT, MAX_LINE
 from credgate.ledger.tree import Tree, leaf_hash
+from rules.correlate import base36
 
 # What only the writer knows of a line, as a part of a template; a part from 0 on is a hole.
 BOOT, MONO, PREV, SEQ, TS = -1, -2, -3, -4, -5
 _OWN = {BOOT: b"%b", MONO: b'"mono_ns":%d,', PREV: b'"prev":"%b",', SEQ: b'"seq":%d,', TS: b'"ts":%b,'}
-_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 type Part = bytes | int
 # A hole's value: None for a field that doesn't apply; a fragment; a number; of a tag whose end is the line's number in
@@ -118,15 +118,6 @@ def _percent(parts: tuple[Part, ...]) -> bytes:
 
 def _holes(parts: tuple[Part, ...]) -> tuple[int, ...]:
     return tuple([part for part in parts if isinstance(part, int)])
-
-
-def base36(number: int) -> str:
-    """A number in the digits of tags."""
-    digits = "" if number else "0"
-    while number:
-        number, digit = divmod(number, 36)
-        digits = _DIGITS[digit] + digits
-    return digits
 
 
 class Chain:
