@@ -59,6 +59,16 @@ class Unchanged[T]:
         self._held: dict[Hashable, tuple[bytes, T]] = {}
         self._look = _look()
 
+    def known(self, key: Hashable, paths: tuple[str, ...]) -> T | None:
+        """The value that is kept, where the files are still those that it was read from: as nearly always."""
+        held = self._held.get(key)
+        if held is None:
+            return None
+        try:
+            return held[1] if self._look(paths) == held[0] else None
+        except OSError:
+            return None  # `get` says what is wrong
+
     def get(self, key: Hashable, paths: tuple[str, ...], read: Callable[[], T]) -> T:
         """The value for `key`, which `read` makes of the files at `paths` and of nothing else.
 

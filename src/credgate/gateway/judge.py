@@ -115,7 +115,8 @@ class Judge:
     async def _judge(
         self, state: ClientState, exchange: Exchange, wire: Wire, connected: frozenset[Key], body: bytes | None
     ) -> Outgoing | BodyWanted | LocalAnswer | Deny:
-        ready = await self._prepared(state.run, exchange, wire, body)
+        known = self._found(state.run, exchange, wire, body)
+        ready = await self._prepared(state.run, exchange, wire, body) if known is None else known
         if not isinstance(ready, Prepared):
             return ready
         # the body was judged with it, and goes its own way: what was read of it is not kept while the target answers
@@ -172,18 +173,19 @@ class Judge:
         noted = await self._noted(state, exchange, sent.marks, sent.names, ready.use)
         return sent.numbered(exchange.intent_seq) if noted is None else noted
 
-    async def _prepared(
-        self, run: Run, exchange: Exchange, wire: Wire, body: bytes | None
-    ) -> Prepared | BodyWanted | LocalAnswer | Deny:
+    def _found(self, run: Run, exchange: Exchange, wire: Wire, body: bytes | None) -> Prepared | Deny | None:
+        """What is known of this head by now, or why nothing of the run may pass. None: it has to be judged."""
         closed = standing.closed(run)
         if closed is not None:
             return closed
         if exchange.fault is not None:
             return deny(exchange.fault)
+        return self.heads.find(run, self.decoys.others(run), wire) if body is None else None
+
+    async def _prepared(
+        self, run: Run, exchange: Exchange, wire: Wire, body: bytes | None
+    ) -> Prepared | BodyWanted | LocalAnswer | Deny:
         others = self.decoys.others(run)
-        ready = self.heads.find(run, others, wire) if body is None else None
-        if ready is not None:
-            return ready
         judged = await self._allow(run, exchange, wire, body, others)
         if not isinstance(judged, tuple):
             return judged
