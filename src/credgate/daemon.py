@@ -42,7 +42,7 @@ from credgate.standin import Borrowed
 from credgate.startup import EXIT_CANNOT, check_sealed, harden, listen, lock, say, start_resolver
 from credgate.trust import prepare as prepare_trust
 from credgate.vault import Vault
-from credgate.warm import Pool, wish
+from credgate.warm import Pool, Wish, wish
 from credgate.workers.settings import FILE as WORKER_SETTINGS
 from credgate.workers.settings import load_processes, parse_processes
 from jail import fdpass
@@ -206,14 +206,21 @@ class Daemon:
     async def _run(self, peer: Peer, message: fdpass.Received, read: Callable[[bytes], fdpass.Json]) -> None:
         with contextlib.closing(Borrowed.take(message)) as borrowed:
             asked = Asked.parse(read(_payload(message)), peer.groups())
-            chosen = await asyncio.to_thread(find_for_run, asked, self.places)
-            session = await self._session(peer, asked, chosen, borrowed, warm=message.body.get("warm") is True)
+            warm = message.body.get("warm") is True
+            chosen, wanted = await asyncio.to_thread(self._chosen, peer, asked, borrowed, warm=warm)
+            session = await self._session(peer, asked, chosen, borrowed, wanted)
             self.sessions[session.run.id] = session
             await self._drive(session)
 
-    async def _session(self, peer: Peer, asked: Asked, chosen: Effective, borrowed: Borrowed, *, warm: bool) -> Session:
+    def _chosen(self, peer: Peer, asked: Asked, borrowed: Borrowed, *, warm: bool) -> tuple[Effective, Wish | None]:
+        """What is found out of the host first, in one change of threads."""
+        chosen = find_for_run(asked, self.places)
+        return chosen, wish(self.parts, peer, asked, chosen, borrowed) if warm else None
+
+    async def _session(
+        self, peer: Peer, asked: Asked, chosen: Effective, borrowed: Borrowed, wanted: Wish | None
+    ) -> Session:
         """A jail that waits for such a run where it asks for one and there is one, else a new one."""
-        wanted = await wish(self.parts, peer, asked, chosen, borrowed) if warm else None
         session = await self.pool.claim(wanted, peer, borrowed) if wanted is not None else None
         if session is None:
             session = await open_session(self.parts, peer, asked, chosen, borrowed=borrowed)

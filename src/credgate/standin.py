@@ -51,7 +51,7 @@ class Manner:
         at = Path(f"/proc/{pid}")
         return cls(
             status=parse_status((at / "status").read_text(errors="surrogateescape")),
-            outer=(*(os.readlink(at / name) for name in LINKS), _label(at / "attr/current")),
+            outer=(*(os.readlink(f"/proc/{pid}/{name}") for name in LINKS), _label(at / "attr/current")),
             nice=os.getpriority(os.PRIO_PROCESS, pid),
             policy=os.sched_getscheduler(pid),
             cpus=frozenset(os.sched_getaffinity(pid)),

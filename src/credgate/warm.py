@@ -85,13 +85,13 @@ def suits(role: Role) -> bool:
     return not copies and not role.children and not role.publish
 
 
-async def wish(parts: Parts, peer: Peer, asked: Asked, chosen: Effective, borrowed: Borrowed) -> Wish | None:
-    """What a jail would have to be like; None where none can wait for such a run."""
+def wish(parts: Parts, peer: Peer, asked: Asked, chosen: Effective, borrowed: Borrowed) -> Wish | None:
+    """What a jail would have to be like; None where none can wait for such a run. Blocks."""
     if borrowed.ttys or not borrowed.descriptors or not suits(chosen.policy.roles[chosen.role]):
         return None
     if any(os.isatty(descriptor) for descriptor in borrowed.standard()):
         return None
-    _, manner = await asyncio.to_thread(place, parts.starter.pid, peer.pid(), borrowed)
+    _, manner = place(parts.starter.pid, peer.pid(), borrowed)
     return None if manner is None else Wish(asked=asked, chosen=chosen, manner=manner)
 
 

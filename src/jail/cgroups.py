@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from jail.errors import JailError
 
@@ -72,9 +73,7 @@ class Counters:
     cpu: float | None
 
 
-# Finding
-
-
+@lru_cache(maxsize=4)  # a launch asks four times, of the same text
 def hierarchies(mountinfo: str) -> tuple[Hierarchy, ...]:
     """The mounted ones, from the text of /proc/self/mountinfo (proc(5))."""
     found = []

@@ -439,7 +439,7 @@ def test_what_does_not_compile_leaves_the_command(tmp_path: Path, monkeypatch: p
 
 
 def test_its_sources_keep_the_bounds_of_ours() -> None:
-    for path in buildfront.SOURCES.iterdir():
+    for path in buildfront.SOURCES.glob("*.[ch]"):
         lines = path.read_text().splitlines()
         assert len(lines) <= 400 and max(len(line.expandtabs(4)) for line in lines) <= 120, path
         bodies = [n for n, line in enumerate(lines) if line in ("{", "}")]
