@@ -398,6 +398,14 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("credgate.workers.desk.standing.charge", lambda *_: None)
 
 
+async def until(done: Callable[[], bool]) -> None:
+    """Wait for what comes by a socket."""
+    for _ in range(10_000):
+        if done():
+            return
+        await asyncio.sleep(0.001)
+
+
 async def some_turns() -> None:
     for _ in range(4):
         await asyncio.sleep(0)
@@ -645,7 +653,7 @@ def test_a_claim_that_nobody_waits_for_any_more_is_closed(when: str) -> None:
         line = Line(ours, lambda message, _: line.answered(message), lambda _: None)
         run: Any = SimpleNamespace(id="r1", levels=lambda: ())
         asked = asyncio.create_task(line._ask(lambda ask: m.Again(0, {}, ask=ask), run))
-        await asyncio.sleep(0.01)
+        await until(lambda: bool(got))
         (claim,) = got
         if when == "before":
             asked.cancel()
@@ -653,7 +661,7 @@ def test_a_claim_that_nobody_waits_for_any_more_is_closed(when: str) -> None:
         line.answered(m.Noted(7, ask=claim.ask))
         if when == "with":
             asked.cancel()
-        await asyncio.sleep(0.05)
+        await until(lambda: asked.done() and (when == "behind" or len(got) > 1))
         closed = [message.fields["intent_seq"] for message in got[1:]]
         assert (asked.cancelled(), closed) == ((False, []) if when == "behind" else (True, [7]))
         line.channel.end("over")
