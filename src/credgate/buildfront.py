@@ -63,7 +63,10 @@ def compile_to(place: Path, flags: Sequence[str], interpreter: Path = INTERPRETE
     defined = [f"-D{name}={_quoted(text)}" for name, text in texts.items()]
     sources = [str(path) for path in sorted(SOURCES.glob("*.c"))]
     argv = [found, *WARNINGS, *flags, *defined, "-o", str(place), *sources]
-    done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"{found} was not done in {SECONDS} s"
     return done.stderr.strip() or f"{found} ended with {done.returncode}" if done.returncode else ""
 
 

@@ -42,7 +42,10 @@ def compile_to(place: Path, name: str, flags: Sequence[str]) -> str:
         str(place),
         str(source),
     ]
-    done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"{found} was not done in {SECONDS} s"
     return done.stderr.strip() or f"{found} ended with {done.returncode}" if done.returncode else ""
 
 

@@ -20,6 +20,7 @@ FLAGS = (
     "-fstack-clash-protection", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-Wl,-z,relro,-z,now",
 )  # fmt: skip
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
+_PROBE = bytes(range(200))  # three whole blocks of SHA-256, and the beginning of one
 
 log = logging.getLogger(__name__)
 
@@ -55,4 +56,13 @@ def load(name: str) -> ModuleType | None:
     if not current:
         log.info("compiled: %s is of other sources, the module in Python serves", full_name(name))
         return None
+    if not _digests_well(module):
+        log.error("compiled: %s makes other digests than hashlib, the module in Python serves", full_name(name))
+        return None
     return module
+
+
+def _digests_well(module: ModuleType) -> bool:
+    """Whether its own SHA-256, by this processor's instructions, is hashlib's: with another one a ledger is lost."""
+    digest = getattr(module, "sha256", None)
+    return digest is None or digest(_PROBE, False) == hashlib.sha256(_PROBE).digest()

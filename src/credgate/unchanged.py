@@ -20,8 +20,8 @@ MOST = 256  # of what is kept
 _SETTLED = 50_000_000  # nanoseconds
 
 # Of each file device, inode, mode, owner, size, and the times of its content and of itself, in nanoseconds; all 0 where
-# there is none.
-_FACTS = struct.Struct("=7q")
+# there is none. An inode may take all 64 bits: mergerfs and others on FUSE make them of a hash.
+_FACTS = struct.Struct("=2Q5q")
 
 
 def identities(paths: tuple[str, ...]) -> bytes:

@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 
-from credgate import buildmodules, compiled
+from credgate import buildfront, buildmodules, compiled
 from credgate.errors import CredgateError
 from credgate.ledger import linking
 from credgate.ledger.host import moment
@@ -116,6 +117,28 @@ def test_a_module_of_other_sources_is_not_used(tmp_path: Path, monkeypatch: pyte
     assert compiled.load.__wrapped__("chain") is not None
     monkeypatch.setattr(compiled, "full_name", lambda name: f"_credgate_no_{name}")
     assert compiled.load.__wrapped__("chain") is None
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_a_module_with_digests_of_its_own_is_not_used(well: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = hashlib.sha256 if well else hashlib.sha3_256
+    other = SimpleNamespace(STAMP=compiled.stamp("chain"), sha256=lambda data, _plain: digest(data).digest())
+    monkeypatch.setitem(sys.modules, "_credgate_chain", other)
+    assert (compiled.load.__wrapped__("chain") is other) is well
+
+
+def test_a_compiler_that_does_not_end_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = tmp_path / "cc"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    for of in (buildmodules, buildfront):
+        monkeypatch.setattr(of, "compiler", lambda: str(slow))
+        monkeypatch.setattr(of, "SECONDS", 0.1)
+    with pytest.raises(CredgateError, match="not done in"):
+        buildmodules.build("chain", tmp_path)
+    with pytest.raises(CredgateError, match="not done in"):
+        buildfront.build(tmp_path / "credgate")
+    assert os.listdir(tmp_path) == ["cc"]
 
 
 def test_what_is_missing_to_build_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

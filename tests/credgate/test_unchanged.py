@@ -3,12 +3,13 @@
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from credgate.paths import Places
 from credgate.sealed import SealedKeyring
-from credgate.unchanged import Unchanged
+from credgate.unchanged import Unchanged, identities
 from credgate.vault import store
 from tests.credgate.test_vault import AT, KEYRING, VALUE, Vault, fetch, no_keyring, places, refused
 
@@ -84,6 +85,19 @@ def test_a_link_is_never_kept_and_a_file_that_goes_is_missed(path: Path, tmp_pat
     path.rename(tmp_path / "elsewhere")
     with pytest.raises(FileNotFoundError):
         plain.get()
+
+
+def test_an_inode_may_take_all_64_bits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.lstat(path)
+    names = ("st_dev", "st_mode", "st_uid", "st_size", "st_mtime_ns", "st_ctime_ns")
+    facts = SimpleNamespace(**{name: getattr(real, name) for name in names}, st_ino=2**64 - 1)
+    counted = Counted(path, LATER)
+    counted.kept._look = identities
+    monkeypatch.setattr(os, "lstat", lambda _: facts)
+    assert [counted.get() for _ in range(3)] == ["one"] * 3
+    assert counted.reads == 1
+    facts.st_ino -= 1
+    assert (counted.get(), counted.reads) == ("one", 2)
 
 
 def test_our_own_file_is_opened_once_and_a_rotation_counts_at_the_next_request(

@@ -96,7 +96,11 @@ class Link:
             ahead = pipe.adopt(found)
         else:
             Wire(found, pipe).attach()
-        peer = unmap(ip_address((pipe.info("peername") or ("",))[0]))
+        name = pipe.info("peername")
+        if name is None:  # it was reset since: there is no telling where it went, and nothing to send on
+            self._fail(Reason.UPSTREAM_RESET)
+            return
+        peer = unmap(ip_address(name[0]))
         if peer not in target.addresses:  # whatever moved the connection, the address was not judged
             raise RuntimeError("the peer's address is not the pin")
         if self.lane is None or self.over:
