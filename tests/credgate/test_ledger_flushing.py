@@ -141,6 +141,35 @@ def test_what_the_kernel_does_not_begin_a_thread_does(directory: Path) -> None:
     on(directory, main)
 
 
+def test_a_threads_sync_takes_back_nothing_that_the_kernel_said(directory: Path) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow(fd: int) -> None:
+        begun.set()
+        assert goes_on.wait(60)
+        os.fdatasync(fd)
+
+    async def main(place: Place) -> None:
+        place.ledger._calls.fdatasync = staticmethod(slow)  # type: ignore[assignment]  # of a class made for this place
+        place.ledger.append("intent")
+        thread = asyncio.ensure_future(asyncio.to_thread(place.ledger.sync))
+        try:
+            assert await asyncio.to_thread(begun.wait, 60)
+            seq = place.ledger.append("intent")
+            waiting = asyncio.ensure_future(place.ledger.durable(seq))
+            await _turns()
+            place.disk.end(seq)
+            await asyncio.wait_for(waiting, 60)
+        finally:
+            goes_on.set()
+        await asyncio.wait_for(thread, 60)
+        assert place.ledger._synced == seq  # not that of the line before, for which it began
+        await asyncio.wait_for(place.ledger.durable(seq), 60)
+        assert [mark for _, mark in place.disk.asked] == [seq]
+
+    on(directory, main)
+
+
 def test_a_new_segment_is_what_is_synced_from_then_on(directory: Path) -> None:
     async def main(place: Place) -> None:
         for segment in range(1, 4):

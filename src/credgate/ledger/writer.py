@@ -336,7 +336,7 @@ class Ledger:
             except OSError as error:
                 with self._write_lock:
                     raise self._break("sync", error) from error
-            self._synced = target
+            self._ended(target, None)  # the kernel's own may have come further meanwhile
 
     def _out(self) -> tuple[int, int, int]:
         """All lines so far are in the file: the last one's number, the file, its segment. The write lock is held."""
@@ -345,7 +345,7 @@ class Ledger:
         return self._chain.seq, self._file.fd, self._number
 
     def _ended(self, seq: int, error: OSError | None) -> None:
-        """What came of a sync by the kernel."""
+        """What came of a sync: of the kernel's, or of a thread's that went well."""
         with self._write_lock:
             if error is not None:
                 self._break("sync", error)
