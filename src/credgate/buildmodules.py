@@ -58,6 +58,9 @@ def build(name: str, directory: Path = PLACE) -> None:
             hint = f"{compiler()} {compiled.SOURCES}/{name}.c says more"
             raise CredgateError("not_compiled", said.splitlines()[0], hint)
         made.chmod(0o755)
+        # A crash must leave no part of it: an interpreter that loads half a module dies of it, this one too
+        with made.open("rb") as file:
+            os.fsync(file.fileno())
         made.replace(directory / f"{compiled.full_name(name)}{compiled.SUFFIX}")
 
 

@@ -141,6 +141,20 @@ def test_a_compiler_that_does_not_end_is_said(tmp_path: Path, monkeypatch: pytes
     assert os.listdir(tmp_path) == ["cc"]
 
 
+def test_it_is_whole_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    inner, place = os.fsync, tmp_path / f"_credgate_look{compiled.SUFFIX}"
+
+    def fsync(fd: int) -> None:
+        inner(fd)
+        assert not place.exists()
+        synced.append(os.fstat(fd).st_ino)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    buildmodules.build("look", tmp_path)
+    assert synced == [place.stat().st_ino] and list(tmp_path.iterdir()) == [place]
+
+
 def test_what_is_missing_to_build_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buildmodules, "HEADERS", tmp_path)
     with pytest.raises(CredgateError, match=r"no .*Python\.h") as caught:
