@@ -20,7 +20,7 @@ from credgate.runs import Listener, Run
 from credgate.secretvalue import Secret, SecretUnavailable
 from rules.load import load_policy
 from rules.policy import Address
-from rules.sources import SecretRule
+from rules.sources import SecretRule, SourceKind
 from tests.credgate.h2_rig import H2Reply, H2Request, H2Session
 from tests.targets.pki import Authority as TargetCa
 
@@ -137,6 +137,12 @@ class FakeVault:
     async def swap(self, rule: SecretRule, old: Secret, new: str) -> None:
         assert self.values[rule.name] == old.reveal()
         self.values[rule.name] = new
+
+    def kept(self, rule: SecretRule) -> Secret | None:
+        if rule.kind is not SourceKind.KEYRING or rule.name not in self.values:
+            return None
+        self.fetched.append(rule.name)
+        return Secret(rule.name, self.values[rule.name])
 
     async def fetch(self, rule: SecretRule, env: Mapping[str, str]) -> Secret:
         self.fetched.append(rule.name)

@@ -43,6 +43,15 @@ async def get_again(rig: Rig) -> bytes:
     return await client.rest()
 
 
+async def get_known(rig: Rig) -> bytes:
+    """The same request once more, whose connections stay; what came of the second."""
+    client, asked = await rig.tunnel(), b"GET /ok/a HTTP/1.1\r\nHost: api.good.test:%d\r\n\r\n" % rig.direct
+    assert (await client.ask(asked)).status == 200
+    answer = await client.ask(asked)
+    client.close()
+    return answer.body
+
+
 async def unreachable(rig: Rig) -> bytes:
     rig.names["up.good.test"] = (ip_address("127.0.0.77"),)
     return await raw_get(await rig.tunnel("up.good.test"), rig, "up.good.test")
@@ -265,6 +274,8 @@ STEPS_DRIVEN: dict[str, tuple[Drive, bool]] = {
     "bad_head": (garbage, False),
     "open_tunnel": (connect, False),
     "admit": (get, False),
+    "at_once": (get_known, True),
+    "written": (get_known, True),
     "refuse": (refused, False),
     "await_answer": (get, False),
     "leaving": (upload, False),
@@ -305,8 +316,9 @@ def test_raising_in_a_step_of_the_strict_lane(
             assert r.untouched is not arrived
             if name == "refuse":
                 assert b'"internal"' in got  # the stamp: a denial that could not be made is one of ours
-            elif name == "admit":
+            elif name in ("admit", "at_once", "written"):
                 assert b'"internal"' in got
+                assert r.good.raw.count(b"GET ") == arrived  # the first one, of which all had to be asked
             else:
                 assert got == b""  # not even an answer that came whole: its end could not be recorded
             assert [x for x in r.records("deny", "outcome") if x.get("reason") == "internal"]

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from credgate.gateway import prepared
+from credgate.gateway.atonce import at_once
 from credgate.gateway.capture import Fingerprints
 from credgate.gateway.dial import Dialler
-from credgate.gateway.exchange import ClientState, Exchange
+from credgate.gateway.exchange import ClientState, Exchange, Key, Target
 from credgate.gateway.judge import Judge
 from credgate.gateway.pins import Pins
 from credgate.gateway.prepared import MOST, Heads, Spelt, lines_of
@@ -25,6 +26,7 @@ from credgate.ledger.linking import Given, chain_of
 from credgate.ledger.record import Stamp, clean_fields
 from credgate.ledger.tree import Tree
 from credgate.runs import Listener, Run
+from rules.grants import Use
 from rules.load import load_policy
 from rules.policy import Policy
 from rules.request import Outgoing, Via, Wire
@@ -155,6 +157,8 @@ class Side:
     def __init__(self, heads: Heads) -> None:
         self.vault = FakeVault({"token": SECRET, "other": SECRET[::-1]})
         self.ledger, self.others, known = Lines(), Nobody(), KnownValues()
+        self.targets: dict[Key, Target] = {}
+        self.at_once = 0
         self.judge = Judge(
             records=Records(cast("Any", self.ledger), known),
             fingerprints=Fingerprints(key=b"k" * 32),
@@ -181,11 +185,19 @@ class Side:
             proof="p",
         )
 
-    def ask(self, wire: Wire) -> dict[str, object]:
-        """All that is seen of the judgement of one request."""
+    def ask(self, wire: Wire, *, quick: bool = False) -> dict[str, object]:
+        """All that is seen of the judgement of one request; `quick`: at once, where that is taken."""
         exchange = Exchange(has_body=wire.has_body)
         state = ClientState(run=self.run, listener=Listener(sock=cast("Any", None), port=443, proxy=False))
-        out = asyncio.run(self.judge.judge(state, exchange, wire, frozenset()))
+        state.targets, open_to = self.targets, frozenset(self.targets)
+        noted = at_once(self.judge, state, exchange, wire, open_to) if quick else None
+        if isinstance(noted, Use) and exchange.sent is not None:
+            self.at_once += 1
+            out = exchange.sent.numbered(exchange.intent_seq)
+        else:
+            assert noted is None
+            out = asyncio.run(self.judge.judge(state, exchange, wire, open_to))
+        self.targets = state.targets
         kept = exchange.target and (exchange.target.key, exchange.target.addresses)
         head = b""
         if isinstance(out, Outgoing) and exchange.request is not None:
@@ -295,6 +307,72 @@ def test_what_is_remembered_is_what_would_be_found(steps: list[tuple[Wire, str, 
             change(side, what, number)
         for _ in range(2):
             assert kept.ask(wire) == fresh.ask(wire)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=steps)
+@example(steps=[(USUAL, "", 0), (USUAL, "value", 1), (USUAL, "policy", 2), (USUAL, "revoke", 2), (USUAL, "", 0)])
+def test_what_is_judged_at_once_is_what_would_be_found(steps: list[tuple[Wire, str, int]]) -> None:
+    quick, fresh = Side(Heads()), Side(Never())
+    for wire, what, number in steps:
+        for side in (quick, fresh):
+            change(side, what, number)
+        for _ in range(3):
+            assert quick.ask(wire, quick=True) == fresh.ask(wire)
+
+
+def unsearched(side: Side) -> None:
+    side.judge.known.add("late", "a-secret-that-nothing-was-searched-for")
+
+
+def paused(side: Side) -> None:
+    side.run.paused = True
+
+
+def revoked(side: Side) -> None:
+    side.run.revoked = True
+
+
+def unconnected(side: Side) -> None:
+    side.targets = {}
+
+
+def apart(side: Side) -> None:
+    side.judge = Elsewhere(**{field.name: getattr(side.judge, field.name) for field in fields(side.judge)})
+
+
+class Elsewhere(Judge):
+    """As a worker's."""
+
+    is_here = False
+
+
+CHANGES = [
+    *(lambda side, what=what: change(side, what, 1) for what in ("policy", "others", "decoys", "value", "revoke")),
+    lambda side: change(side, "proof", 2),
+    *(unsearched, paused, revoked, unconnected, apart),
+]
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_only_what_is_known_is_judged_at_once(changed: Any) -> None:
+    side = Side(Heads())
+    for count in (0, 1, 2):
+        side.ask(USUAL, quick=True)
+        assert side.at_once == count
+    changed(side)
+    side.ask(USUAL, quick=True)
+    assert side.at_once == 2
+
+
+def test_a_bound_that_is_reached_is_found_once_and_nothing_is_spent() -> None:
+    side = Side(Heads())
+    side.run.policy = policy(text=TEXT.replace("[role.dev]", "[role.dev]\nbudget = { requests = 2 }"))
+    side.ask(USUAL)
+    assert not isinstance(side.ask(USUAL, quick=True)["out"], Deny)
+    spent, lines = side.run.spent, len(side.ledger.lines)
+    assert isinstance(side.ask(USUAL, quick=True)["out"], Deny)
+    assert (side.run.spent, len(side.ledger.lines), side.at_once) == (spent, lines, 1)
 
 
 # For each thing that the rules are given: a request before, one that differs in it alone, and has another verdict.

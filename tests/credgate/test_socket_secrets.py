@@ -63,7 +63,7 @@ def frames(mask: bytes = b"") -> bytes:
 
 
 def cleaning(found: list[str]) -> Cleaning:
-    return Cleaning.make(TABLE, lambda name, where: found.append(f"{name} in {where}"))
+    return Cleaning(table=TABLE, report=lambda name, where: found.append(f"{name} in {where}"))
 
 
 def test_written_over_at_every_split() -> None:

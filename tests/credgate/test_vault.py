@@ -208,6 +208,23 @@ def test_state_that_is_open_to_others_is_unavailable(places: Places):
     assert refused(Vault(places, {}), KEYRING).code == "wrong_mode"
 
 
+def test_a_value_is_kept_until_its_file_is_another(places: Places):
+    store(places, {}, "github", VALUE, AT)
+    vault, end = Vault(places, {}), time.monotonic() + 60
+    assert vault.kept(KEYRING) is None
+    fetch(vault, KEYRING)  # in a thread, which finds out where it lies
+    while vault.kept(KEYRING) is None:  # what is read right behind a change is read again
+        assert fetch(vault, KEYRING) == VALUE
+        assert time.monotonic() < end
+    kept = vault.kept(KEYRING)
+    assert kept is not None
+    assert kept.reveal() == VALUE
+    store(places, {}, "github", VALUE[::-1], AT)
+    assert vault.kept(KEYRING) is None
+    assert fetch(vault, KEYRING) == VALUE[::-1]
+    assert vault.kept(rule(SourceKind.ENV, "GH_TOKEN")) is None
+
+
 # --- the caller's environment
 
 

@@ -5,8 +5,9 @@ without a content coding. One that comes in a coding all the same is sent on dec
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain
+
+import msgspec
 
 from credgate.gateway.inflate import CODINGS, Inflater, NotThat
 from rules.policy import Policy
@@ -56,19 +57,13 @@ def plainly(fields: Fields) -> Fields:
     return (*grpc, _PLAIN)
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Cleaning:
+class Cleaning(msgspec.Struct, kw_only=True, eq=False):
     """One answer. `report` is told the name of each secret that was written over, and in what."""
 
     table: Table
     report: Callable[[str, str], None]
     scrubber: Scrubber | None = None  # once something came that isn't whole
     inflater: Inflater | None = None
-
-    @classmethod
-    def make(cls, table: Table, report: Callable[[str, str], None]) -> "Cleaning":
-        """For an answer that is about to come."""
-        return cls(table=table, report=report)
 
     @property
     def decodes(self) -> bool:

@@ -27,8 +27,10 @@ from credgate.gateway.turn import Turn
 from credgate.gateway.waiting import BodyWanted
 from credgate.ledger.record import LedgerError
 from rules.decide import endpoint_for
+from rules.grants import Use
 from rules.hosts import HostError, normalize_host
 from rules.reasons import Reason
+from rules.verdict import Deny
 
 logger = logging.getLogger(__name__)
 
@@ -216,11 +218,22 @@ class Client(Ending):
 
         On Allow its headers are the judged ones with the secret in place.
         """
-        task = asyncio.Task(self._judge_and_go_on(turn, then), loop=self._loop, eager_start=True)
+        try:
+            noted = None if turn.collecting else self._at_once(turn)
+        except Exception as error:  # noqa: BLE001 - as in _judge
+            self._not_judged(turn, error)
+            return True
+        work = self._judge_and_go_on(turn, then) if noted is None else self._write_and_go_on(turn, noted, then)
+        task = asyncio.Task(work, loop=self._loop, eager_start=True)
         if task.done():
             return True
         self._judging[turn] = task
         return False
+
+    def _at_once(self, turn: Turn) -> Use | Deny | None:
+        lane = self._lane
+        open_to = frozenset[Key]() if lane is None else lane.open_to
+        return self.steps.at_once(self.state, turn.exchange, turn.wire, open_to) if open_to else None
 
     async def _judge_and_go_on(self, turn: Turn, then: Callable[[Turn], None]) -> None:
         """Go on in this very task: a callback of its end would cost another turn of the loop."""
@@ -245,6 +258,21 @@ class Client(Ending):
         if not isinstance(admitted, BodyWanted):
             turn.take(admitted)
         turn.exchange.pass_on()
+
+    async def _write_and_go_on(self, turn: Turn, noted: Use | Deny, then: Callable[[Turn], None]) -> None:
+        """The same for a request that is only to be on the disk: in one coroutine, since nearly each is one."""
+        try:
+            out = await self.steps.written(self.state, turn.exchange, turn.wire, noted)
+            if out is not None:
+                turn.take(out)
+                turn.exchange.pass_on()
+        except asyncio.CancelledError:
+            self._judged(turn, None)
+            raise
+        except Exception as error:  # noqa: BLE001 - as in _judge
+            self._not_judged(turn, error)
+        if turn in self._judging:
+            self._judged(turn, then)
 
     def _judged(self, turn: Turn, then: Callable[[Turn], None] | None) -> None:
         self._judging.pop(turn, None)

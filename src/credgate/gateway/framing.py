@@ -7,6 +7,8 @@ hop (RFC 9112 7.1.1, RFC 9110 6.5.1). A body goes on in chunks of our own.
 import re
 from dataclasses import dataclass
 
+import msgspec
+
 MAX_CHUNK_LINE = 1 << 10  # a chunk's size with its extensions
 MAX_TRAILERS = 16 << 10  # the whole section
 
@@ -25,8 +27,7 @@ class FramingError(Exception):
     """The bytes do not frame a body. The text is fixed and quotes none of them."""
 
 
-@dataclass(slots=True)
-class Counted:
+class Counted(msgspec.Struct):
     """A body of `left` bytes."""
 
     left: int

@@ -4,7 +4,7 @@ rules said yes, nothing is injected before the ledger has it on disk, nothing is
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from mitmproxy.http import Headers, HTTPFlow
 from msgspec import structs
@@ -78,6 +78,8 @@ def wire_of(flow: HTTPFlow, state: ClientState, exchange: Exchange) -> Wire:
 class Judge:
     """Judges one request after the other; what it remembers of one is what would be found anew."""
 
+    is_here: ClassVar[bool] = True  # so are the secrets' values, the ledger, and what is spent
+
     records: Records
     fingerprints: Fingerprints
     vault: "Vault"
@@ -106,9 +108,12 @@ class Judge:
         `body` is the whole one as it was sent, once it was asked for by BodyWanted.
         """
         verdict = await self._judge(state, exchange, wire, connected, body)
-        if not isinstance(verdict, Deny) or verdict.reason is Reason.SECRET_MISPLACED:
+        return await self.denied(state, wire, verdict, body) if isinstance(verdict, Deny) else verdict
+
+    async def denied(self, state: ClientState, wire: Wire, verdict: Deny, body: bytes | None = None) -> Deny:
+        """What is said of a request that is refused: it goes nowhere, and still tells what is in the jail."""
+        if verdict.reason is Reason.SECRET_MISPLACED:
             return verdict
-        # it goes nowhere, and still tells what is in the jail
         leak = await leak_of(self.known.table(), state.run, wire, None, body)
         return verdict if leak is None else leak
 
@@ -150,7 +155,7 @@ class Judge:
         """What to send of a request that is allowed, its intent written down."""
         request, allow, run = ready.request, ready.allow, state.run
         shown = None if ready.shows is None else self.identities.of(await self.fetch(run, ready.shows.secret))
-        open_to = _at_hand(state, allow, request, connected, shown)
+        open_to = at_hand(state, allow, request, connected, shown)
         target = open_to or await self._target(state, allow, request, connected, shown)
         if isinstance(target, Deny):
             return target
@@ -310,7 +315,7 @@ class Judge:
         return over(state, use)
 
 
-def _at_hand(
+def at_hand(
     state: ClientState, allow: Allow, request: Request, connected: frozenset[Key], shown: Identity | None
 ) -> Target | None:
     """The target of a connection that is open, and that this request may use again."""

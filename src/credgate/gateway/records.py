@@ -95,7 +95,7 @@ class Records:
         `counts`: none below 0, by the names of _COUNTED but `ids`. Raises TypeError for too many ids. `held`: the line
         may be in memory until the next one that isn't, or a sync.
         """
-        form = self._form("outcome", {"run": run, "pin": pin}, _COUNTED)
+        form = self._outcome_form(run, pin)
         values = {**counts, "ids": ids or None, "status": counts["status"] or None}
         return self._own.put(form, tuple([values[name] for name in _COUNTED]), held=held)
 
@@ -122,6 +122,12 @@ class Records:
             if len(self._known_forms) >= _MOST_FORMS:
                 self._known_forms.clear()
             form = self._known_forms[key] = Form(ev, fields, holes)
+        return form
+
+    def _outcome_form(self, run: str, pin: str) -> Form:
+        form = self._known_forms.get((run, pin))
+        if form is None:
+            form = self._known_forms[run, pin] = self._form("outcome", {"run": run, "pin": pin}, _COUNTED)
         return form
 
     @staticmethod
@@ -163,8 +169,7 @@ class Records:
         if self._forms is None or any(more.values()):
             self._ended(state, exchange, more)
             return
-        form = self._form("outcome", {"run": state.run.id, "pin": pin_of(exchange)}, _COUNTED)
-        self._forms.put(form, _counted(exchange))
+        self._forms.put(self._outcome_form(state.run.id, pin_of(exchange)), _counted(exchange))
 
     def _ended(self, state: ClientState, exchange: Exchange, more: dict[str, object]) -> None:
         self.ledger.append(
@@ -305,8 +310,8 @@ def _counted(exchange: Exchange) -> Values:
 
 def _is_plain(exchange: Exchange, reason: Reason | None, detail: str) -> bool:
     """Whether there is nothing that _outcome_words would say: asked without making the words."""
-    words = (reason, detail, exchange.why, exchange.scrubbed, exchange.tunnels)
-    return not any((*words, exchange.digests, exchange.quoted, exchange.refusal))
+    said = reason or detail or exchange.why or exchange.scrubbed or exchange.tunnels
+    return not (said or exchange.digests or exchange.quoted or exchange.refusal)
 
 
 def _outcome_words(exchange: Exchange, reason: Reason | None, detail: str) -> dict[str, object]:

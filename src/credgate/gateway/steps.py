@@ -12,11 +12,12 @@ from functools import partial
 from credgate.apart import BODIES
 from credgate.gateway import standing, waiting
 from credgate.gateway.again import UNAUTHORIZED, Again
+from credgate.gateway.atonce import at_once
 from credgate.gateway.capture import collect_ids
 from credgate.gateway.cleaning import Cleaning, Unreadable, is_alarming, is_wanted, named
 from credgate.gateway.deadline import Deadline
 from credgate.gateway.exchange import ClientState, Exchange, Key
-from credgate.gateway.judge import QUICK, Judge
+from credgate.gateway.judge import QUICK, Judge, over
 from credgate.gateway.leaving import Leak, misplaced
 from credgate.gateway.refusal import HEADER, Refusal, deny, stamp
 from credgate.gateway.waiting import BodyWanted
@@ -24,6 +25,7 @@ from credgate.ledger.record import LedgerError
 from credgate.minting.jailcall import LocalAnswer
 from credgate.runs import Run
 from rules.decide import decide_connect
+from rules.grants import Use
 from rules.messages import misfit
 from rules.reasons import Reason
 from rules.request import Outgoing, Request, Wire
@@ -108,6 +110,31 @@ class Steps:
             return None
         state.run.allowed += 1
         return verdict
+
+    def at_once(
+        self, state: ClientState, exchange: Exchange, wire: Wire, connected: frozenset[Key]
+    ) -> Use | Deny | None:
+        """As admit, up to where it waits for the disk, behind which `written` is asked. None: ask `admit`."""
+        exchange.refusal = stamp()
+        return at_once(self.judge, state, exchange, wire, connected)
+
+    async def written(self, state: ClientState, exchange: Exchange, wire: Wire, noted: Use | Deny) -> Outgoing | None:
+        """What to send of a request that `at_once` wrote down, now on the disk; None where it is refused."""
+        sent, refused = exchange.sent, noted if isinstance(noted, Deny) else None
+        if sent is None:
+            raise RuntimeError("written before it was judged")
+        try:
+            if not isinstance(noted, Deny):
+                if sent.names:
+                    await self.judge.records.ledger.durable(exchange.intent_seq)
+                refused = over(state, noted)
+        except LedgerError:
+            refused = deny(Reason.LEDGER_UNAVAILABLE)
+        if refused is not None:
+            self.refuse(state, exchange, wire, await self.judge.denied(state, wire, refused))
+            return None
+        state.run.allowed += 1
+        return sent.numbered(exchange.intent_seq)
 
     def refuse(self, state: ClientState, exchange: Exchange, wire: Wire | None, verdict: Deny) -> None:
         """Make a Deny the answer, and record it."""
@@ -252,7 +279,7 @@ def _cleaning(table: Table, run: Run, exchange: Exchange, request: Request) -> C
         if is_alarming(run.policy, secret):
             run.alarm("secret_scrubbed", f"{found} of the answer to {request.method} {request.host}")
 
-    return Cleaning.make(table, report)
+    return Cleaning(table=table, report=report)
 
 
 def _drops_cookies(exchange: Exchange) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from credgate.gateway.clientcert import certificate_of
 from credgate.gateway.exchange import ClientState, Exchange, Key
@@ -106,6 +106,8 @@ def records(line: Line, runs: Mapping[str, Run], known: KnownValues) -> Records:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteJudge(Judge):
     """Judges as Judge does. Values of secrets are as the daemon gave them last, and it looks once more at the claim."""
+
+    is_here: ClassVar[bool] = False
 
     line: Line
 
