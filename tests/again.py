@@ -1,7 +1,8 @@
 """A pytest plugin: the tests that failed, written down, so that `scripts/test` can run those few again alone.
 
 CREDGATE_TEST_FAILED is where. Nothing is written where a second run could not tell the first one's whole
-story: a worker that died, modules that were not collected, a required feature that nothing exercised.
+story: a worker that died, modules that were not collected. Beside it stand the required features that
+nothing exercised: the second run has to.
 """
 
 import os
@@ -10,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.needs import unexercised
+from tests.needs import exercised, unexercised
 from tests.parallel import is_worker
 
 FAILED = "CREDGATE_TEST_FAILED"
+_FEATURES = ".features"
 AGAIN = "CREDGATE_TEST_AGAIN"  # set in a second run, where to skip is to fail
 
 
@@ -36,9 +38,12 @@ class Failures:
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, exitstatus: int) -> Generator[None, None, None]:
         yield
-        told = exitstatus == pytest.ExitCode.TESTS_FAILED and not (self._lost or unexercised(self._config))
-        if told:
-            Path(os.environ[FAILED]).write_text("".join(f"{name}\n" for name in self._ids), encoding="utf-8")
+        if exitstatus == pytest.ExitCode.TESTS_FAILED and self._ids and not self._lost:
+            told = os.environ[FAILED]
+            Path(told + _FEATURES).write_text(
+                "".join(f"{name}\n" for name in unexercised(self._config)), encoding="utf-8"
+            )
+            Path(told).write_text("".join(f"{name}\n" for name in self._ids), encoding="utf-8")
 
 
 class NoSkips:
@@ -52,7 +57,10 @@ class NoSkips:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self._skipped and session.exitstatus == pytest.ExitCode.OK:
+        missing = set(Path(os.environ[FAILED] + _FEATURES).read_text(encoding="utf-8").split()) - exercised(
+            session.config
+        )
+        if (self._skipped or missing) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

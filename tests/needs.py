@@ -70,6 +70,11 @@ def pytest_runtest_makereport(
     return report
 
 
+def exercised(config: pytest.Config) -> set[str]:
+    """The features that tests which passed needed, so far."""
+    return config.stash[_exercised]
+
+
 def unexercised(config: pytest.Config) -> list[str]:
     """The required features that no test exercised; known once the session is over."""
     return config.stash[_unexercised]

@@ -117,26 +117,38 @@ def test_what_failed_is_written_down(suite: pytest.Pytester, failures: Path, wor
     assert sorted(failures.read_text().split()) == ["test_a.py::test_a", "test_b.py::test_torn"]
 
 
-@pytest.mark.parametrize(
-    "lost",
-    ["import os\ndef test_c(): os._exit(1)", "import no_such_module", NEEDS_HERE.replace("pass", "assert False")],
-)
+@pytest.mark.parametrize("lost", ["import os\ndef test_c(): os._exit(1)", "import no_such_module"])
 def test_nothing_is_written_where_a_second_run_could_not_tell_all(
-    suite: pytest.Pytester, failures: Path, lost: str, monkeypatch: pytest.MonkeyPatch
+    suite: pytest.Pytester, failures: Path, lost: str
 ) -> None:
-    """A worker that died, a module that was not read, a required feature that nothing exercised."""
-    monkeypatch.setenv("CREDGATE_REQUIRE", "here")
-    suite.makepyfile(test_a="def test_a(): assert False", test_b=NEEDS_HERE if "here" not in lost else "", test_c=lost)
+    """A worker that died, a module that was not read."""
+    suite.makepyfile(test_a="def test_a(): assert False", test_c=lost)
     assert suite.runpytest_subprocess("-p", "tests.again", "-n2", "--max-worker-restart=0").ret != pytest.ExitCode.OK
     assert not failures.exists()
 
 
-def test_in_a_second_run_to_skip_is_to_fail(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_second_run_to_skip_is_to_fail(
+    suite: pytest.Pytester, failures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures.with_name("failed.features").touch()
     suite.makepyfile(test_a="def test_a(): pass", test_b=NEEDS_GONE)
     assert suite.runpytest_subprocess("-p", "tests.again").ret == pytest.ExitCode.OK
     monkeypatch.setenv("CREDGATE_TEST_AGAIN", "1")
     assert suite.runpytest_subprocess("-p", "tests.again", "test_a.py").ret == pytest.ExitCode.OK
     assert suite.runpytest_subprocess("-p", "tests.again").ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_a_second_run_exercises_what_the_first_one_did_not(
+    suite: pytest.Pytester, failures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CREDGATE_REQUIRE", "here")
+    suite.makepyfile(test_a=NEEDS_HERE.replace("pass", "assert False"), test_b="def test_b(): pass")
+    assert suite.runpytest_subprocess("-p", "tests.again", "-n2").ret == pytest.ExitCode.TESTS_FAILED
+    assert failures.read_text() == "test_a.py::test_here\n"
+    monkeypatch.setenv("CREDGATE_TEST_AGAIN", "1")
+    assert suite.runpytest_subprocess("-p", "tests.again", "test_b.py").ret == pytest.ExitCode.TESTS_FAILED
+    suite.makepyfile(test_a=NEEDS_HERE)
+    assert suite.runpytest_subprocess("-p", "tests.again", "test_a.py").ret == pytest.ExitCode.OK
 
 
 WHERE = """

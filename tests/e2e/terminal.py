@@ -86,5 +86,18 @@ class Terminal:
             pass
         return self.process.wait(timeout=max(0.1, deadline - time.monotonic()))
 
+    def end_by(self, text: str) -> int:
+        """Type it each second until the launcher ends; its exit status. A program may throw away what came before it
+        was ready for it (tcflush(3)).
+        """
+        for _ in range(int(SECONDS)):
+            self.type(text)
+            deadline = time.monotonic() + 1.0
+            while self._read(deadline):
+                pass
+            if time.monotonic() < deadline:
+                break  # nobody has the other side open any more
+        return self.process.wait(timeout=SECONDS)
+
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.process.pid, number)

@@ -53,8 +53,7 @@ def test_top_shows_the_jail_alone(site: Site) -> None:
     with Terminal(site, "top") as screen:
         total = int(screen.expect(r"Tasks:(?:\x1b[^a-zA-Z]*[a-zA-Z]|[^0-9\x1b])*([0-9]+)")[1])  # with its colours
         screen.expect("PID")
-        screen.type("q")
-        assert screen.end() == 0
+        assert screen.end_by("q") == 0
     assert total < 6  # pid 1, top, and what they start; the host has many more
 
 
