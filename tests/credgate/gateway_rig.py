@@ -11,7 +11,11 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from credgate.ca import Authority
+from credgate.gateway.dial import Dialler
+from credgate.gateway.handler import reset
 from credgate.gateway.server import Gateway
 from credgate.gateway.steps import Timeouts
 from credgate.ledger.writer import Ledger
@@ -479,3 +483,26 @@ async def rig(
                 await asyncio.sleep(0)
                 if not (good.open or evil.open or plain.open):
                     break
+
+
+@contextlib.asynccontextmanager
+async def resetting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    """The port of a target whose connections are gone, by RST, as soon as the gateway has them."""
+    stands, reach = asyncio.Event(), Dialler.reach
+
+    async def slam(_reader: object, writer: asyncio.StreamWriter) -> None:
+        await stands.wait()
+        reset(writer)
+
+    async def reached(self: Dialler, target: Any, asked: Any) -> Any:
+        sock: Any = await reach(self, target, asked)
+        stands.set()
+        with contextlib.suppress(OSError):
+            while sock.getpeername():
+                await asyncio.sleep(0.001)
+        return sock
+
+    async with await asyncio.start_server(slam, "127.0.0.1", 0) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(Dialler, "reach", reached)
+            yield server.sockets[0].getsockname()[1]

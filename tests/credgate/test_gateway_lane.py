@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from credgate.gateway import link
+from credgate.gateway.handler import reset
+from credgate.gateway.wire import Wire
 from credgate.runs import Listener, Run
 from tests.credgate.gateway_rig import DECOY, SECRET, Client, Rig, Seen, echo, listening, rig
 
@@ -338,6 +340,42 @@ def test_an_answer_in_the_middle_of_an_upload(answer: bytes, tmp_path: Path) -> 
             assert r.records("outcome")[0]["status"] == 413
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_an_answer_whose_target_is_gone_before_it_is_read(
+    tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says no to an upload and closes on the rest, by RST. The gateway learns of that as it sends, which is ahead of
+    what there is to be read as often as not; here always.
+    """
+    slammed, readable = asyncio.Event(), Wire._readable
+
+    def blind(self: Wire) -> None:
+        if not (isinstance(self._pipe.end, link.Link) and slammed.is_set()):
+            readable(self)
+
+    async def slam(_seen: Seen, reader: asyncio.StreamReader, writer: Writer) -> None:
+        await reader.readexactly(1000)
+        slammed.set()
+        writer.write(b"HTTP/1.1 413 Large\r\nContent-Length: 2\r\n\r\nno")
+        reset(writer)
+
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            r.good.script = r.plain.script = slam
+            client = await r.tunnel() if tls else await r.dial(r.cleartext)
+            host = b"api.good.test:%d" % r.direct if tls else b"plain.good.test:%d" % r.cleartext
+            monkeypatch.setattr(Wire, "_readable", blind)
+            client.writer.write(b"POST /ok/a HTTP/1.1\r\nHost: %b\r\nContent-Length: 100000\r\n\r\n" % host)
+            client.writer.write(b"x" * 1000)
+            await slammed.wait()
+            client.writer.write(b"x" * 99_000)
+            early = await client.answer()
+            assert (early.status, early.body) == (413, b"no")
+            assert (r.records("outcome")[0]["status"], r.reasons()) == (413, [])
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 @pytest.mark.parametrize(

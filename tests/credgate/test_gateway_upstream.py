@@ -1,7 +1,6 @@
 """What goes wrong behind the gateway: each fault is told, recorded, and passes nothing that looks whole and is not."""
 
 import asyncio
-import contextlib
 import dataclasses
 import socket
 import ssl
@@ -12,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from credgate.gateway.dial import Dialler
-from tests.credgate.gateway_rig import PATIENT, SECRET, Rig, Seen, Target, rig, server_tls
+from tests.credgate.gateway_rig import PATIENT, SECRET, Rig, Seen, Target, resetting, rig, server_tls
 from tests.credgate.h2_rig import H2Client
 from tests.targets.pki import Authority as TargetCa
 
@@ -268,29 +266,24 @@ def test_a_handshake_that_is_cut_off(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_connection_that_is_reset_as_soon_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("host", "lane"), [("api.good.test", "http/1.1"), ("h2.good.test", "h2")])
+def test_a_connection_that_is_reset_as_soon_as_it_stands(
+    host: str, lane: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the time that we look there is no peer any more: that is the target's doing, and no fault of ours."""
-    stands, inner = asyncio.Event(), Dialler.reach
-
-    async def slam(_reader: object, writer: Writer) -> None:
-        await stands.wait()
-        sock = writer.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        writer.transport.abort()
-
-    async def reach(self: Dialler, target: Any, asked: Any) -> Any:
-        sock: Any = await inner(self, target, asked)
-        stands.set()
-        with contextlib.suppress(OSError):
-            while sock.getpeername():
-                await asyncio.sleep(0.001)
-        return sock
 
     async def main() -> None:
-        async with rig(tmp_path) as r, await asyncio.start_server(slam, "127.0.0.1", 0) as server:
-            moved(r, "good", server.sockets[0].getsockname()[1])
-            monkeypatch.setattr(Dialler, "reach", reach)
-            assert await ask(r) == (502, "upstream_reset")
+        async with rig(tmp_path, alpn=(lane,)) as r, resetting(monkeypatch) as port:
+            moved(r, host.partition(".")[0].replace("api", "good"), port)
+            client = await r.tunnel(host, alpn=(lane,))
+            if lane == "h2":
+                pseudo = [(b":method", b"GET"), (b":scheme", b"https"), (b":path", b"/ok/a")]
+                answer = await H2Client(client.reader, client.writer).ask(
+                    [*pseudo, (b":authority", b"%b:%d" % (host.encode(), r.direct))]
+                )
+                assert answer.status == 502 and b"upstream_reset" in answer.body
+            else:
+                assert await ask(r) == (502, "upstream_reset")
             assert told(r) == "upstream_reset"
 
     asyncio.run(asyncio.wait_for(main(), 60))

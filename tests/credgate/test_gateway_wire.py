@@ -1,6 +1,7 @@
 """An accepted socket as a pipe has it: read at once, written as far as it goes, ended once."""
 
 import asyncio
+import select
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -39,7 +40,7 @@ class Told:
 class Joined:
     """A pipe on one end of a connection over loopback, a plain socket on the other."""
 
-    def __init__(self, told: Told, first: bytes = b"") -> None:
+    def __init__(self, told: Told, first: bytes = b"", *, heeds: bool = False) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.far = socket.create_connection(listener.getsockname())
             self.far.settimeout(5)
@@ -47,14 +48,14 @@ class Joined:
         self.near.setblocking(False)
         self.far.sendall(first)
         self.told, self.pipe = told, Pipe(told)  # type: ignore[arg-type] # what bytes in the clear call
-        self.wire = Wire(self.near, self.pipe)
+        self.wire = Wire(self.near, self.pipe, heeds=heeds)
         self.wire.begin()
 
 
-def joined(body: Callable[[Joined], Awaitable[None]], first: bytes = b"", **more: Any) -> None:
+def joined(body: Callable[[Joined], Awaitable[None]], first: bytes = b"", *, heeds: bool = False, **more: Any) -> None:
     async def main() -> None:
         async with asyncio.timeout(60):
-            made = Joined(Told(**more), first)
+            made = Joined(Told(**more), first, heeds=heeds)
             try:
                 await body(made)
             finally:
@@ -134,6 +135,68 @@ def test_sending_to_who_is_gone_ends_it() -> None:
         assert made.told.said == ["broken", "lost"]
 
     joined(body)
+
+
+def gone(made: Joined, *, reset: bool) -> None:
+    """The other side says "no" and is gone, within a turn of the loop: who sends next is the first to learn of it."""
+    made.far.sendall(b"no")
+    if reset:
+        made.far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    made.far.close()
+    if not reset:
+        made.near.send(b"x")  # answered by RST
+    over = select.poll()
+    over.register(made.near, 0)
+    assert over.poll(5000)
+
+
+@pytest.mark.parametrize("heeds", [True, False])
+@pytest.mark.parametrize("reset", [True, False])
+def test_what_a_target_said_before_it_was_gone(reset: bool, heeds: bool) -> None:
+    async def body(made: Joined) -> None:
+        gone(made, reset=reset)
+        made.pipe.send(b"x")
+        made.pipe.send(b"y")
+        assert made.told.got == b"" and made.wire.is_closing() and not made.wire.get_write_buffer_size()
+        await made.told.over.wait()
+        assert (made.told.got, made.told.said) == (b"no" if heeds else b"", ["broken", "lost"])
+
+    joined(body, heeds=heeds)
+
+
+def test_what_waits_to_be_sent_is_dropped_then() -> None:
+    async def body(made: Joined) -> None:
+        made.pipe.send(b"x" * (16 << 20))
+        made.far.sendall(b"no")
+        made.far.close()  # on what it didn't read: by RST
+        await made.told.over.wait()
+        assert (made.told.got, made.told.said) == (b"no", ["full", "broken", "lost"])
+
+    joined(body, heeds=True)
+
+
+@pytest.mark.parametrize("end", [Pipe.reset, Pipe.close])
+@pytest.mark.parametrize("at", ["before", "amid"])
+def test_an_end_of_ours_while_that_is_read(at: str, end: Callable[[Pipe], None]) -> None:
+    async def body(made: Joined) -> None:
+        gone(made, reset=True)
+        made.pipe.send(b"x")
+        if at == "before":
+            end(made.pipe)
+        await made.told.over.wait()
+        assert (made.told.got, made.told.said) == (b"" if at == "before" else b"no", ["lost"])
+
+    joined(body, heeds=True, then=(lambda _: None) if at == "before" else end)
+
+
+def test_an_end_that_raises_at_that_ends_it_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(made: Joined) -> None:
+        gone(made, reset=True)
+        made.pipe.send(b"x")
+        await made.told.over.wait()
+        assert "ZeroDivisionError" in caplog.text and made.told.said == ["broken", "lost"]
+
+    joined(body, heeds=True, then=lambda _: 1 / 0)  # type: ignore[arg-type, return-value] # raises, and returns nothing
 
 
 def test_a_reset_drops_what_waits() -> None:

@@ -17,7 +17,7 @@ from credgate.gateway.steps import Timeouts
 from credgate.ledger.record import LedgerError
 from credgate.runs import Listener
 from rules.policy import Budget
-from tests.credgate.gateway_rig import PATIENT, POLICY, Client, Rig, free_port, listening, rig
+from tests.credgate.gateway_rig import PATIENT, POLICY, Client, Rig, free_port, listening, resetting, rig
 
 HOST = "db.good.test"
 TABLE = """
@@ -133,6 +133,18 @@ def test_the_line_is_there_before_the_first_byte(tmp_path: Path) -> None:
         await d.dial()
         await until(lambda: d.server.connections)
         assert [t["verdict"] for t in d.tunnels()] == ["allow"]
+
+    running(tmp_path, test)
+
+
+def test_a_target_that_resets_as_it_stands_is_no_fault_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(d: Db) -> None:
+        async with resetting(monkeypatch) as port:
+            object.__setattr__(d.r.run.policy.endpoints["db"], "dial_port", port)
+            client = await d.dial()
+            assert await client.rest() == b""
+        await until(lambda: len(d.tunnels()) == 2)
+        assert (d.tunnels()[1]["reason"], d.r.reasons()) == ("upstream_reset", [])
 
     running(tmp_path, test)
 

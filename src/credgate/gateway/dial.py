@@ -137,9 +137,13 @@ class Dialler:
             return deny(Reason.RESOLVE_FAILED)
 
     async def connect(self, target: Target, asked: Asked) -> Streams:
-        """As reach, always as streams. Raises DialError."""
+        """As reach, always as streams, which know their peer. Raises DialError."""
         found = await self.reach(target, asked)
-        return found if isinstance(found, tuple) else await _streams(found)
+        streams = found if isinstance(found, tuple) else await _streams(found)
+        if streams[1].get_extra_info("peername") is None:  # as in Link: it was reset since, there is nothing to send on
+            streams[1].transport.abort()
+            raise DialError(Reason.UPSTREAM_RESET)
+        return streams
 
     async def reach(self, target: Target, asked: Asked) -> socket.socket | Streams:
         """Open a TCP connection to one of the judged addresses, which is a socket that doesn't block; or the tunnel

@@ -95,7 +95,7 @@ class Link:
         if isinstance(found, tuple):
             ahead = pipe.adopt(found)
         else:
-            Wire(found, pipe).attach()
+            Wire(found, pipe, heeds=True).attach()
         name = pipe.info("peername")
         if name is None:  # it was reset since: there is no telling where it went, and nothing to send on
             self._fail(Reason.UPSTREAM_RESET)

@@ -15,15 +15,31 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HIGH, LOW = 64 << 10, 16 << 10  # bytes that wait to be sent: from there on it is behind, and no longer; as asyncio's
+LAST = 4  # reads of what came before nothing more could be sent: a refusal is short
 
 
 class Wire(asyncio.Transport):
     """The socket is its own from here on, and doesn't block."""
 
-    __slots__ = ("_broke", "_closing", "_fd", "_full", "_inside", "_loop", "_lost", "_out", "_paused", "_pipe", "_sock")
+    __slots__ = (
+        "_broke",
+        "_closing",
+        "_fd",
+        "_full",
+        "_heeds",
+        "_inside",
+        "_loop",
+        "_lost",
+        "_out",
+        "_paused",
+        "_pipe",
+        "_sock",
+    )
 
-    def __init__(self, sock: socket.socket, pipe: "Pipe") -> None:
+    def __init__(self, sock: socket.socket, pipe: "Pipe", *, heeds: bool = False) -> None:
+        """`heeds`: what the other side said still counts where nothing can be sent to it any more."""
         super().__init__()
+        self._heeds = heeds
         self._loop = asyncio.get_running_loop()
         self._sock, self._fd, self._pipe = sock, sock.fileno(), pipe
         self._out = bytearray()
@@ -97,7 +113,7 @@ class Wire(asyncio.Transport):
             return
         if not self._out:
             sent = self._send(data)
-            if sent == len(data) or self._lost:
+            if sent == len(data) or sent < 0:
                 return
             if sent:
                 data = memoryview(data)[sent:]
@@ -108,19 +124,56 @@ class Wire(asyncio.Transport):
             self._pipe.pause_writing()
 
     def _send(self, data: Any) -> int:
-        """How many bytes the kernel took; 0 too where the connection is no more."""
+        """How many bytes the kernel took; -1 where it takes none any more."""
         try:
             return self._sock.send(data)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
+            self._unsendable(error)
+            return -1
+
+    def _unsendable(self, error: OSError) -> None:
+        """End it; of a target first take what it said: an early answer to a body that it doesn't want. The kernel keeps
+        that behind a FIN and behind an RST (measured). In the loop's next turn: who sends is not to be told meanwhile.
+        """
+        if not (self._heeds and self.is_reading()):
             self._end(error)
-            return 0
+            return
+        self._closing = True
+        self._loop.remove_reader(self._fd)
+        if self._out:
+            self._out = bytearray()
+            self._loop.remove_writer(self._fd)
+        self._loop.call_soon(self._last, error)
+
+    def _last(self, error: Exception) -> None:
+        if self._lost:
+            return
+        self._inside = True
+        try:
+            for _ in range(LAST):
+                if not self._one_more():
+                    break
+        except OSError:
+            pass  # no more is there
+        except Exception as fault:  # noqa: BLE001 - as in _read
+            logger.error("gateway: pipe failed: %s at %s", type(fault).__name__, where(fault))
+        self._lose(error)
+        self._inside = False
+        self._tell()
+
+    def _one_more(self) -> bool:
+        """Whether another read may have something."""
+        size = self._sock.recv_into(self._pipe.get_buffer(-1))
+        if size:
+            self._pipe.buffer_updated(size)
+        return bool(size) and not self._lost
 
     def _writable(self) -> None:
         with memoryview(self._out) as waiting:
             sent = self._send(waiting)
-        if self._lost:
+        if sent < 0:
             return
         del self._out[:sent]
         if self._full and len(self._out) <= LOW:
