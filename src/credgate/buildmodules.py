@@ -6,16 +6,14 @@ Python serve: slower, and not weaker.
 
 import os
 import platform
-import subprocess
 import sys
 import sysconfig
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from credgate import compiled
-from credgate.buildfront import BRANCHES, SECONDS, compiler
-from credgate.errors import CredgateError, print_error
+from credgate import compiled, compiling
+from credgate.errors import CredgateError
 
 HEADERS = Path(sysconfig.get_path("include"))
 PLACE = Path(sysconfig.get_path("platlib"))
@@ -24,10 +22,7 @@ WARNINGS = ("-Wall", "-Wextra")  # which are errors in the tests, not for a comp
 
 def compile_to(place: Path, name: str, flags: Sequence[str]) -> str:
     """Compile one; returns what the compiler said where it failed, else "". Raises CredgateError where it can't be."""
-    found = compiler()
-    if found is None:
-        hint = "as root: apt-get install gcc libc6-dev, or what this system calls them; then scripts/setup"
-        raise CredgateError("no_compiler", "no C compiler: each request costs more of the interpreter", hint)
+    found = compiling.needed("each request costs more of the interpreter")
     if not (HEADERS / "Python.h").is_file():
         hint = "as root: apt-get install python3-dev, or what this system calls it; then scripts/setup"
         raise CredgateError("no_headers", f"no {HEADERS}/Python.h: each request costs more of the interpreter", hint)
@@ -42,20 +37,16 @@ def compile_to(place: Path, name: str, flags: Sequence[str]) -> str:
         str(place),
         str(source),
     ]
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        return f"{found} was not done in {SECONDS} s"
-    return done.stderr.strip() or f"{found} ended with {done.returncode}" if done.returncode else ""
+    return compiling.complaint(argv)
 
 
 def build(name: str, directory: Path = PLACE) -> None:
     """Replace the module in the directory. Raises CredgateError, and leaves it as it was then."""
     with tempfile.TemporaryDirectory(prefix=".credgate-module-", dir=directory) as work:
         made = Path(work) / "module.so"
-        said = compile_to(made, name, [*compiled.FLAGS, *BRANCHES.get(platform.machine(), ())])
+        said = compile_to(made, name, [*compiled.FLAGS, *compiling.BRANCHES.get(platform.machine(), ())])
         if said:
-            hint = f"{compiler()} {compiled.SOURCES}/{name}.c says more"
+            hint = f"{compiling.compiler()} {compiled.SOURCES}/{name}.c says more"
             raise CredgateError("not_compiled", said.splitlines()[0], hint)
         made.chmod(0o755)
         # A crash must leave no part of it: an interpreter that loads half a module dies of it, this one too
@@ -69,18 +60,17 @@ def missing() -> list[str]:
     return [name for name in compiled.names() if compiled.load(name) is None]
 
 
+def build_missing() -> None:
+    """Build what is missing. Raises CredgateError, OSError at the first that can't be."""
+    for name in missing():
+        build(name)
+
+
 def main() -> int:
     """Build what is missing, where this user may. The status is that of the first that can't be."""
     if not os.access(PLACE, os.W_OK):  # root's environment: `credgate doctor` says what it lacks
         return 0
-    try:
-        for name in missing():
-            build(name)
-    except OSError as error:
-        return print_error(CredgateError("not_built", f"{error.filename}: {error.strerror}", "run it as its owner"))
-    except CredgateError as error:
-        return print_error(error)
-    return 0
+    return compiling.status(build_missing)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
 """The compiled chain against the one in Python: the same lines, heads, trees and refusals, whatever both are given."""
 
+import errno
 import hashlib
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 
-from credgate import buildfront, buildmodules, compiled
+from credgate import buildfront, buildmodules, compiled, compiling
 from credgate.errors import CredgateError
 from credgate.ledger import linking
 from credgate.ledger.host import moment
@@ -73,7 +74,7 @@ def test_no_sanitizer_complains(tmp_path: Path) -> None:
     built = tmp_path / "chain.so"
     failed = buildmodules.compile_to(built, "chain", SANITIZED)
     assert not failed, failed
-    compiler = buildmodules.compiler()
+    compiler = compiling.compiler()
     assert compiler is not None
     found = [subprocess.check_output([compiler, f"-print-file-name={name}"], text=True).strip() for name in _RUNTIMES]
     env = {
@@ -131,9 +132,8 @@ def test_a_compiler_that_does_not_end_is_said(tmp_path: Path, monkeypatch: pytes
     slow = tmp_path / "cc"
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
-    for of in (buildmodules, buildfront):
-        monkeypatch.setattr(of, "compiler", lambda: str(slow))
-        monkeypatch.setattr(of, "SECONDS", 0.1)
+    monkeypatch.setattr(compiling, "compiler", lambda: str(slow))
+    monkeypatch.setattr(compiling, "SECONDS", 0.1)
     with pytest.raises(CredgateError, match="not done in"):
         buildmodules.build("chain", tmp_path)
     with pytest.raises(CredgateError, match="not done in"):
@@ -160,9 +160,28 @@ def test_what_is_missing_to_build_it_is_said(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(CredgateError, match=r"no .*Python\.h") as caught:
         buildmodules.build("chain", tmp_path)
     assert "python3-dev" in caught.value.hint and not list(tmp_path.iterdir())
-    monkeypatch.setattr(buildmodules, "compiler", lambda: None)
+    monkeypatch.setattr(compiling, "compiler", lambda: None)
     with pytest.raises(CredgateError, match="no C compiler"):
         buildmodules.build("chain", tmp_path)
+
+
+@pytest.mark.parametrize("of", [buildmodules, buildfront])
+def test_what_can_not_be_built_is_told_to_who_ran_it(
+    of: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/env/bin")
+
+    monkeypatch.setattr(buildmodules, "missing", lambda: ["chain"])
+    monkeypatch.setattr(buildfront, "is_current", lambda: False)
+    monkeypatch.setattr(compiling, "compiler", lambda: None)
+    assert of.main() == 1
+    assert capsys.readouterr().err.startswith("error: no C compiler: each ")
+    monkeypatch.setattr(of, "build", denied)
+    assert of.main() == 1
+    assert capsys.readouterr().err == "error: /env/bin: Permission denied\nhint: run it as its owner\n"
+    monkeypatch.setattr(of, "build", lambda *_: None)
+    assert of.main() == 0
 
 
 def test_what_set_up_built_is_for_everyone_to_read() -> None:

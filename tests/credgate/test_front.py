@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from credgate import buildfront, front
+from credgate import buildfront, compiling, front
 from credgate.commands import run
 from credgate.commands.ended import ended
 from credgate.errors import CredgateError
@@ -419,7 +419,7 @@ def test_a_front_is_known_by_its_sources(tmp_path: Path, monkeypatch: pytest.Mon
 def test_without_a_compiler_the_command_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = tmp_path / "credgate"
     command.write_text("#!/bin/sh\n")
-    monkeypatch.setattr(buildfront, "compiler", lambda: None)
+    monkeypatch.setattr(compiling, "compiler", lambda: None)
     with pytest.raises(CredgateError, match="no_compiler"):
         buildfront.build(command)
     assert command.read_text() == "#!/bin/sh\n"

@@ -8,18 +8,17 @@ import hashlib
 import json
 import re
 import ssl
-import threading
 import time
 import zlib
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 from botocore.auth import S3SigV4Auth, SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
+
+from tests.targets.overtls import Handler, Served
 
 _AUTHORIZATION = re.compile(
     r"AWS4-HMAC-SHA256 Credential=([^/]+)/(\d{8})/([a-z0-9-]+)/([a-z0-9-]+)/aws4_request, "
@@ -115,16 +114,8 @@ class Aws:
         self.seen: list[Arrived] = []
         self.objects: dict[str, bytes] = {}
         self.parts: dict[str, dict[int, bytes]] = {}
-        self._server = _Server(("127.0.0.1", 0), _handler(self))
-        self._server.context = tls
-        self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(5)
+        served = Served(tls, _handler(self))
+        self.port, self.stop = served.port, served.stop
 
     def answer(self, arrived: Arrived) -> tuple[int, dict[str, str], bytes]:
         """Judge the signature, then do as S3 or DynamoDB would."""
@@ -184,30 +175,8 @@ def _xml(name: str, inner: str) -> bytes:
     return f'{XML}<{name} xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{inner}</{name}>'.encode()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    context: ssl.SSLContext
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is what some tests are about."""
-
-
-def _handler(aws: Aws) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        server: _Server
-
-        def setup(self) -> None:
-            self.request = self.server.context.wrap_socket(self.request, server_side=True)
-            super().setup()
-
-        def finish(self) -> None:
-            super().finish()
-            self.connection.close()
-
-        def log_message(self, *_: Any) -> None:
-            """Nothing: `seen` says it."""
-
+def _handler(aws: Aws) -> type[Handler]:
+    class OfAws(Handler):
         def _body(self) -> bytes:
             if self.headers.get("transfer-encoding", "").lower() == "chunked":
                 data = b""
@@ -232,4 +201,4 @@ def _handler(aws: Aws) -> type[BaseHTTPRequestHandler]:
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
 
-    return Handler
+    return OfAws

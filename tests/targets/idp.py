@@ -13,12 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs
 
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
+
+from tests.targets.overtls import Handler, Served
 
 type Reply = tuple[int, Mapping[str, Any] | None]
 
@@ -120,45 +121,15 @@ class Idp:
 
     def __init__(self, tls: ssl.SSLContext, provider: Provider) -> None:
         self.provider = provider
-        self._server = _Server(("127.0.0.1", 0), _handler(provider))
-        self._server.context = tls
-        self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(5)
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    context: ssl.SSLContext
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is what some tests are about."""
+        served = Served(tls, _handler(provider))
+        self.port, self.stop = served.port, served.stop
 
 
 _LOCK = threading.Lock()
 
 
-def _handler(provider: Provider) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        server: _Server
-
-        def setup(self) -> None:
-            self.request = self.server.context.wrap_socket(self.request, server_side=True)
-            super().setup()
-
-        def finish(self) -> None:
-            super().finish()
-            self.connection.close()
-
-        def log_message(self, *_: Any) -> None:
-            """Nothing: `seen` says it."""
-
+def _handler(provider: Provider) -> type[Handler]:
+    class OfIdp(Handler):
         def _serve(self) -> None:
             raw = self.rfile.read(int(self.headers.get("content-length", "0"))).decode()
             body = json.loads(raw) if raw.startswith("{") else {k: v[0] for k, v in parse_qs(raw).items()}
@@ -182,4 +153,4 @@ def _handler(provider: Provider) -> type[BaseHTTPRequestHandler]:
 
         do_GET = do_POST = do_DELETE = _serve
 
-    return Handler
+    return OfIdp

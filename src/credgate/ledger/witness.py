@@ -96,17 +96,20 @@ def _append_only(fd: int) -> bool:
     return bool(struct.unpack("=L", flags[:4])[0] & _FS_APPEND_FL)
 
 
-def syslog_message(note: Note, now: datetime) -> bytes:
-    """One message of RFC 5424. Base64 has none of the three characters that a parameter must escape."""
+def _said(note: Note) -> dict[str, str]:
     checkpoint = note.checkpoint
     key, signature = note.signatures[0]
-    parameters = {
+    return {
         "origin": checkpoint.origin,
         "size": str(checkpoint.size),
         "root": base64.b64encode(checkpoint.root).decode(),
         "sig": base64.b64encode(key + signature).decode(),
     }
-    element = " ".join(f'{name}="{value}"' for name, value in parameters.items())
+
+
+def syslog_message(note: Note, now: datetime) -> bytes:
+    """One message of RFC 5424. Base64 has none of the three characters that a parameter must escape."""
+    element = " ".join(f'{name}="{value}"' for name, value in _said(note).items())
     when = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     # no host name: the receiver knows whom it hears, and nothing else leaves the machine
     return f"<{_PRI}>1 {when} - credgate - checkpoint [checkpoint@32473 {element}]".encode()
@@ -163,14 +166,7 @@ def _rejected(said: bytes) -> bool:
 
 def otlp_body(note: Note, now: int) -> dict[str, object]:
     """ExportLogsServiceRequest with one record, as JSON."""
-    checkpoint = note.checkpoint
-    key, signature = note.signatures[0]
-    attributes = {
-        "credgate.origin": checkpoint.origin,
-        "credgate.size": str(checkpoint.size),
-        "credgate.root": base64.b64encode(checkpoint.root).decode(),
-        "credgate.sig": base64.b64encode(key + signature).decode(),
-    }
+    attributes = {f"credgate.{name}": value for name, value in _said(note).items()}
     record = {
         "timeUnixNano": str(now),
         "severityNumber": 9,  # INFO
