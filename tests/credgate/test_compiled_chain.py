@@ -70,6 +70,21 @@ def test_a_tree_of_another_size_is_refused(nodes: tuple[object, ...]) -> None:
         module().Chain(4, END[1], nodes)
 
 
+@pytest.mark.parametrize("lacks", ["leaf_hash", "Tree"])
+def test_the_one_in_python_keeps_a_line_or_is_as_it_was(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    chain = linking.Chain(*END, (b"\0" * 32,) * END[0].bit_count())
+    before = chain.end, chain.nodes
+    with monkeypatch.context() as patch:
+        patch.setattr(linking, lacks, full)
+        with pytest.raises(MemoryError):
+            chain.add(b"line\n")
+    assert ((chain.end, chain.nodes), chain.take()) == (before, b"")
+    assert (chain.add(b"line\n"), chain.take()) == (END[0] + 1, b"line\n")
+
+
 def test_no_sanitizer_complains(tmp_path: Path) -> None:
     built = tmp_path / "chain.so"
     failed = buildmodules.compile_to(built, "chain", SANITIZED)

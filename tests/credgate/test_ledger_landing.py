@@ -122,3 +122,15 @@ def test_a_callback_that_was_taken_back_is_not_called() -> None:
         assert said == ["second", "first"]
 
     run(body)
+
+
+def test_a_waiter_that_raises_takes_its_turn_from_nobody() -> None:
+    async def body(landing: Landing) -> None:
+        said: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: said.append(type(told["exception"])))
+        landing.add_done_callback(lambda _: 1 / 0)
+        landing.add_done_callback(lambda _: said.append("second"))
+        await landed(landing)
+        assert said == [ZeroDivisionError, "second"]
+
+    run(body)

@@ -1,8 +1,13 @@
 """When a sync begins, and who shares it."""
 
 import asyncio
+import os
 import threading
+from typing import Any
 
+import pytest
+
+from credgate.ledger.record import LedgerError
 from credgate.ledger.syncing import Syncing
 
 
@@ -67,3 +72,71 @@ async def _follow() -> None:
         assert disk.count == 3
     finally:
         syncing.stop()
+
+
+def test_where_no_thread_can_be_had_who_waits_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        disk = Disk()
+        syncing = Syncing(disk.sync)
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(threading.Thread, "start", full)
+                for _ in range(2):
+                    with pytest.raises(LedgerError, match="can't sync: RuntimeError"):
+                        await asyncio.wait_for(syncing.ask(), 30)
+            assert disk.count == 0
+            await asyncio.wait_for(syncing.ask(), 30)  # there is room again
+            assert disk.count == 1
+        finally:
+            syncing.stop()
+
+    asyncio.run(main())
+
+
+class Kernel:
+    """Begins syncs itself, unless it has no memory for that."""
+
+    def __init__(self, done: int) -> None:
+        self.done, self.short, self.count = done, False, 0
+
+    def begin(self) -> bool:
+        if self.short:
+            raise MemoryError
+        self.count += 1
+        os.eventfd_write(self.done, 1)
+        return True
+
+    def land(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+def test_a_sync_that_failed_for_once_fails_no_other() -> None:
+    """For want of memory, which closes no ledger: first the kernel's could not be begun, then the thread's failed."""
+    made: list[Kernel] = []
+
+    def by_kernel(done: int) -> Any:
+        made.append(Kernel(done))
+        return made[0]
+
+    def sync() -> None:
+        raise MemoryError
+
+    async def main() -> None:
+        syncing = Syncing(sync, by_kernel)
+        try:
+            made[0].short = True
+            with pytest.raises(LedgerError, match="can't sync: MemoryError"):
+                await asyncio.wait_for(syncing.ask(), 30)
+            made[0].short = False
+            await asyncio.wait_for(syncing.ask(), 30)
+            assert made[0].count == 1
+        finally:
+            syncing.stop()
+
+    asyncio.run(main())

@@ -279,6 +279,24 @@ def test_a_write_error_closes_it_for_good(directory: Path, error: int):
     assert verify(directory).status is Status.SOUND
 
 
+def test_a_write_without_memory_closes_it_too(directory: Path):
+    """Its lines are chained and taken already: those behind them would follow what is not there."""
+
+    def write(fd: int, data: bytes) -> int:
+        if b'"big"' in data:
+            raise MemoryError
+        return os.write(fd, data)
+
+    ledger = Ledger.open(directory, calls=type("Full", (SystemCalls,), {"write": staticmethod(write)}))
+    ledger.append("deny", host="a")
+    with pytest.raises(LedgerError):
+        ledger.append("deny", host="big")
+    refuses_for_ever(ledger)
+    ledger.close()
+    Ledger.open(directory).close()
+    assert verify(directory).status is Status.SOUND
+
+
 def test_a_short_write_is_cut_back(directory: Path):
     def short(fd: int, data: bytes) -> int:
         return os.write(fd, data[: len(data) // 2]) if b'"cut"' in data else os.write(fd, data)

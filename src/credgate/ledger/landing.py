@@ -56,4 +56,12 @@ class Landing(asyncio.Future[None]):
             if context is None:
                 self.get_loop().call_soon(fn, self)
             else:
-                context.run(fn, self)
+                self._call(fn, context)
+
+    def _call(self, fn: Waiter, context: Context) -> None:
+        """As the loop calls it: one that raises takes its turn from nobody."""
+        try:
+            context.run(fn, self)
+        except Exception as error:  # noqa: BLE001 - in place of the loop's outermost frame
+            said = {"message": "a waiter for the disk raised", "exception": error, "future": self}
+            self.get_loop().call_exception_handler(said)

@@ -150,11 +150,13 @@ class Chain:
         return self.add(cast("Template", template).line(self.end, values, boot, ts, mono))
 
     def add(self, line: bytes, /) -> int:
-        """Keep a line."""
-        self.end = (self.end[0] + 1, hashlib.sha256(line).hexdigest())
+        """Keep a line. Without memory for it nothing was done: the chain must not go on with a line that isn't kept."""
+        end = (self.end[0] + 1, hashlib.sha256(line).hexdigest())
+        tree = Tree(self._tree.size, self._tree.nodes)
+        tree.push(leaf_hash(line))
         self._held.append(line)
-        self._tree.push(leaf_hash(line))
-        return self.end[0]
+        self.end, self._tree = end, tree
+        return end[0]
 
     def take(self) -> bytes:
         """All lines that are kept."""

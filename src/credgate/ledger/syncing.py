@@ -69,36 +69,48 @@ class Syncing:
             return
         self._flying, self._asked = self._asked, []
         self._alone = len(self._flying) == 1
-        if self._begun_by_kernel():
-            return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="ledger-sync")
-            self._thread.start()
-        self._jobs.put(True)
+        if not self._begun_by_kernel():
+            self._begin_by_thread()
 
     def _begun_by_kernel(self) -> bool:
         try:
             return self._kernel is not None and self._kernel.begin()
-        except LedgerError:
+        except (LedgerError, MemoryError):
             return False  # `sync` raises the same
+
+    def _begin_by_thread(self) -> None:
+        try:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="ledger-sync")
+                thread.start()
+                self._thread = thread
+            self._jobs.put(True)
+        except (RuntimeError, MemoryError) as error:  # no thread, as where the user may have no more processes
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Those who wait learn that there was no sync; the next one is tried all the same."""
+        detail = f"can't sync: {type(error).__name__}"
+        self._error = LedgerError("ledger_unavailable", detail, "start the gateway again")
+        os.eventfd_write(self._done, 1)
 
     def _run(self) -> None:
         while self._jobs.get():
-            self._error = None
             try:
                 self._sync()
             except LedgerError as error:
                 self._error = error
             except Exception as error:  # noqa: BLE001 - the thread's outermost frame: who waits must learn of it
-                detail = f"can't sync: {type(error).__name__}"
-                self._error = LedgerError("ledger_unavailable", detail, "start the gateway again")
+                self._fail(error)
+                continue
             os.eventfd_write(self._done, 1)
 
     def _landed(self) -> None:
         os.eventfd_read(self._done)
         if self._kernel is not None:
             self._kernel.land()
-        landed, self._flying, error = self._flying, [], self._error
+        landed, self._flying = self._flying, []
+        error, self._error = self._error, None  # of these alone: the next sync may be the kernel's
         self._begin()  # first: who waited goes on within `land`
         for future in landed:
             future.land(error)

@@ -243,6 +243,8 @@ class Ledger:
             self._file.write(lines)
         except Unwritten as why:
             raise self._break(why.verb, why.error) from why
+        except MemoryError as error:  # nobody knows how much of them is in the file
+            raise self._break("write", OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))) from error
         self._chain.wrote()
 
     def _break(self, verb: str, error: OSError | PlaceError) -> LedgerError:
