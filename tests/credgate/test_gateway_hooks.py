@@ -274,7 +274,7 @@ STEPS_DRIVEN: dict[str, tuple[Drive, bool]] = {
     "bad_head": (garbage, False),
     "open_tunnel": (connect, False),
     "admit": (get, False),
-    "at_once": (get_known, True),
+    "at_once": (get, False),
     "written": (get_known, True),
     "refuse": (refused, False),
     "await_answer": (get, False),

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import resource
 import socket
 import ssl
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +231,34 @@ def test_nodelay_on_both_sides(tmp_path: Path) -> None:
             assert all(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for s in sockets)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("request_too", [True, False])
+def test_nothing_of_a_connection_is_left_to_the_garbage_collector(request_too: bool, tmp_path: Path) -> None:
+    """What it would free is cold by then, and each holds TLS's buffers until it comes."""
+
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            kept = list[weakref.ref[Any]]()
+            for _ in range(3):
+                client = await r.tunnel()
+                if request_too:
+                    assert (await client.get(host=f"api.good.test:{r.direct}")).status == 200
+                (handler,) = (h for i in r.gateway._instances["run-1"] for h in i.handlers)
+                kept += [weakref.ref(handler), weakref.ref(handler.pipe.tls)]
+                del handler
+                client.close()
+                async with asyncio.timeout(60):
+                    while any(i.handlers for i in r.gateway._instances["run-1"]) or any(ref() for ref in kept):
+                        await asyncio.sleep(0.01)
+            assert len(kept) == 6
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()
 
 
 def test_a_client_that_does_not_trust_us_is_noted(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
+from ipaddress import ip_address
 from typing import Any, cast
 
 import pytest
@@ -28,7 +29,7 @@ from credgate.ledger.tree import Tree
 from credgate.runs import Listener, Run
 from rules.grants import Use
 from rules.load import load_policy
-from rules.policy import Policy
+from rules.policy import Address, Policy
 from rules.request import Outgoing, Via, Wire
 from rules.verdict import Deny
 from tests.credgate.gateway_rig import SECRET, FakeVault
@@ -158,6 +159,7 @@ class Side:
         self.vault = FakeVault({"token": SECRET, "other": SECRET[::-1]})
         self.ledger, self.others, known = Lines(), Nobody(), KnownValues()
         self.targets: dict[Key, Target] = {}
+        self.listening: frozenset[Address] = frozenset()
         self.at_once = 0
         self.judge = Judge(
             records=Records(cast("Any", self.ledger), known),
@@ -166,7 +168,7 @@ class Side:
             dialler=Dialler(
                 pins=Pins(unasked, keep=1),
                 own_addresses=frozenset,
-                listeners=frozenset,
+                listeners=lambda: self.listening,
                 resolve_timeout=30,
                 connect_timeout=30,
             ),
@@ -268,10 +270,11 @@ wires = st.builds(
         [{}, {}, {}, {"sni": "evil.test"}, {"has_body": True}, {"tls": False}, {"http_version": "HTTP/1.0"}]
     ),
 )
+NEW = ("connection", "listener")
 steps = st.lists(
     st.tuples(
         wires,
-        st.sampled_from(["", "", "", "", "policy", "role", "decoys", "others", "value", "revoke", "proof"]),
+        st.sampled_from(["", "", "", "", "policy", "role", "decoys", "others", "value", "revoke", "proof", *NEW]),
         st.integers(0, 3),
     ),
     min_size=2,
@@ -293,6 +296,10 @@ def change(side: Side, what: str, number: int) -> None:
             side.vault.values["token"] = f"{SECRET}{number}"
         case "revoke":
             side.run.revoked_bindings = set(("token", "swap")[: number % 3])
+        case "connection":
+            side.targets = {}
+        case "listener":
+            side.targets, side.listening = {}, (frozenset(), frozenset({ip_address("127.0.0.1")}))[number % 2]
         case "proof":
             side.run.proof = ("p", "q", "")[number % 3]
 
@@ -312,6 +319,7 @@ def test_what_is_remembered_is_what_would_be_found(steps: list[tuple[Wire, str, 
 @settings(max_examples=150, deadline=None)
 @given(steps=steps)
 @example(steps=[(USUAL, "", 0), (USUAL, "value", 1), (USUAL, "policy", 2), (USUAL, "revoke", 2), (USUAL, "", 0)])
+@example(steps=[(USUAL, "", 0), (USUAL, "connection", 0), (USUAL, "listener", 1), (USUAL, "connection", 0)])
 def test_what_is_judged_at_once_is_what_would_be_found(steps: list[tuple[Wire, str, int]]) -> None:
     quick, fresh = Side(Heads()), Side(Never())
     for wire, what, number in steps:
@@ -333,8 +341,9 @@ def revoked(side: Side) -> None:
     side.run.revoked = True
 
 
-def unconnected(side: Side) -> None:
-    side.targets = {}
+def closed(side: Side) -> None:
+    """A new connection, and its target's address has become the gateway's own."""
+    change(side, "listener", 1)
 
 
 def apart(side: Side) -> None:
@@ -350,7 +359,7 @@ class Elsewhere(Judge):
 CHANGES = [
     *(lambda side, what=what: change(side, what, 1) for what in ("policy", "others", "decoys", "value", "revoke")),
     lambda side: change(side, "proof", 2),
-    *(unsearched, paused, revoked, unconnected, apart),
+    *(unsearched, paused, revoked, closed, apart),
 ]
 
 
@@ -475,3 +484,14 @@ def test_bounds_and_revocation_are_asked_for_each_time() -> None:
     side.ask(USUAL)
     side.run.revoked_bindings.add("token")
     assert cast("Deny", side.ask(USUAL)["out"]).reason == "revoked"
+
+
+def test_a_new_connection_is_judged_at_once_too() -> None:
+    """Whose target's addresses are known: it is remembered with the connection, as by the judgement that waits."""
+    quick, fresh = Side(Heads()), Side(Heads())
+    for count in range(4):
+        change(quick, "connection", 0)
+        change(fresh, "connection", 0)
+        assert quick.ask(USUAL, quick=True) == fresh.ask(USUAL)
+        assert quick.at_once == count
+        assert list(quick.targets) == list(fresh.targets) and len(quick.targets) == 1

@@ -19,7 +19,7 @@ from credgate.gateway.dial import Dialler
 from credgate.gateway.exchange import Target
 from credgate.gateway.pins import Pins
 from rules.hosts import HostPattern
-from rules.policy import Address, Endpoint
+from rules.policy import Address, CorporateProxy, Endpoint
 from rules.reasons import Reason
 from rules.verdict import Deny
 from tests.credgate.gateway_rig import FAST, POLICY, Client, Rig, rig
@@ -478,3 +478,36 @@ def test_a_pinned_target_is_judged_again_once_an_address_is_the_gateways() -> No
         assert isinstance(elsewhere, Target) and elsewhere.addresses == PUBLIC[1:2]
 
     asyncio.run(main())
+
+
+def test_what_is_known_of_a_target_is_what_a_look_up_would_find() -> None:
+    """At once is only what counts still, judged anew; and it keeps and tells nothing."""
+
+    async def main() -> None:
+        names, clock, slots = Names(*PUBLIC[:1]), Clock(), asyncio.Semaphore(4)
+        own: list[frozenset[Address]] = [frozenset()]
+        dial = dataclasses.replace(dialler(names, clock), own_addresses=lambda: own[0])
+        assert dial.at_once(endpoint(), HOST) is None
+        first = await dial.target(endpoint(), HOST, slots)
+        names.answer = PUBLIC[1:2]
+        clock.at += 31
+        assert dial.at_once(endpoint(), HOST) is None
+        second = await dial.target(endpoint(), HOST, slots)
+        asked, known = names.asked, dial.at_once(endpoint(), HOST)
+        assert known == await dial.target(endpoint(), HOST, slots) and names.asked == asked
+        assert addresses(second) == addresses(known or second) == (PUBLIC[1], *addresses(first))
+        assert known is not None and known.note == ""
+        own[0] = frozenset(PUBLIC[1:2])
+        assert dial.at_once(endpoint(), HOST) is None
+        assert isinstance(await dial.target(endpoint(), HOST, slots), Deny)
+
+    asyncio.run(main())
+
+
+def test_behind_a_proxy_nothing_is_known_at_once() -> None:
+    """Its secret is fetched each time."""
+    proxy = CorporateProxy(name="p", host="proxy.test", port=3128, pins=PUBLIC[:1])
+    dial = dialler(Names(), Clock())
+    pinned = dataclasses.replace(endpoint(), pins=PUBLIC[:1])
+    assert dial.at_once(pinned, HOST) is not None
+    assert dial.at_once(dataclasses.replace(pinned, proxy=proxy), HOST) is None

@@ -33,11 +33,14 @@ def at_once(
     if ready is None or ready.shows is not None or standing.closed(run, ready.use) is not None:
         return None
     target = at_hand(state, ready.allow, ready.request, connected, None)
-    if target is None or not _holds(judge, run, ready):
+    found = target or judge.dialler.at_once(ready.allow.endpoint, ready.request.host)
+    if found is None or not _holds(judge, run, ready):
         return None
     if standing.charge(run, ready.use) is not None:
         return None
-    return _entered(judge, state, exchange, wire, ready, target)
+    if target is None:
+        state.know(found, connected)
+    return _entered(judge, state, exchange, wire, ready, found)
 
 
 def _holds(judge: Judge, run: Run, ready: Prepared) -> bool:

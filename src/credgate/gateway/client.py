@@ -11,16 +11,17 @@ from collections.abc import Callable
 from typing import Protocol
 
 from credgate.gateway import waiting
+from credgate.gateway.connects import Connects
 from credgate.gateway.deadline import Deadline
 from credgate.gateway.dial import Dialler
 from credgate.gateway.ending import Ending, where
 from credgate.gateway.exchange import ClientState, Key
 from credgate.gateway.front import Front, Hello, unread
 from credgate.gateway.hooks import Hooks
-from credgate.gateway.lane import Lane
+from credgate.gateway.lane import ESTABLISHED, Lane
 from credgate.gateway.lanetarget import TargetSide
 from credgate.gateway.link import Link, Pool
-from credgate.gateway.pipe import Pipe
+from credgate.gateway.pipe import NOBODY, Pipe
 from credgate.gateway.refusal import Refusal, deny
 from credgate.gateway.targettls import TargetTls
 from credgate.gateway.turn import Turn
@@ -41,6 +42,7 @@ class Door(Protocol):
     """What accepted a client connection."""
 
     front: Front
+    connects: Connects
 
     def hand_over(self, client: "Client", data: bytes) -> None:
         """Have mitmproxy's engine go on with a connection; `data` came of it already."""
@@ -58,7 +60,8 @@ class Client(Ending):
         self.pipe = Pipe(self)
         self._door, self._hooks = door, hooks
         self._loop = asyncio.get_running_loop()
-        self._lane: Lane | None = Lane(self, outer=True) if state.listener.proxy else None
+        self._lane: Lane | None = None
+        self._outer = state.listener.proxy  # the explicit proxy's port, of which nothing was read
         self._progress = Deadline()
         self._judging: dict[Turn, asyncio.Task[None]] = {}
         self._is_lost = False
@@ -75,6 +78,8 @@ class Client(Ending):
         try:
             if self._lane is not None:
                 self._lane.received(data)
+            elif self._outer:
+                self._ask(data)
             else:
                 self._begin(data)
         except Exception as error:  # noqa: BLE001 - the outermost frame of the lane: it ends the connection
@@ -137,6 +142,10 @@ class Client(Ending):
         except Exception as error:  # noqa: BLE001 - as in received
             self.failed(error)
         self._door.gone(self)
+        # Not left to the garbage collector: what it would walk over is cold by then, and holds TLS's buffers.
+        self.pipe.end, self._lane = NOBODY, None
+        if isinstance(self.pipe.tls, Hello):
+            self.pipe.tls.forget()
 
     # -- how it begins ------------------------------------------------------------------------------------------------
 
@@ -152,6 +161,20 @@ class Client(Ending):
         else:
             self._hooks.judge.records.connection(self.state, Reason.NOT_HTTP, detail="neither TLS nor HTTP")
             self._finish()
+
+    def _ask(self, data: bytes) -> None:
+        """Take the first bytes on the explicit proxy's port: a CONNECT line, mostly one that was taken before."""
+        self._outer, state = False, self.state
+        place = self._door.connects.find(state, data)
+        if place is None:
+            self._lane = Lane(self, outer=True)
+            self._lane.received(data)
+            if state.connect_port:
+                self._door.connects.keep(state, data)
+            return
+        state.connect_host, state.connect_port = place
+        self.pipe.send(ESTABLISHED)
+        self.tunnelled(b"")
 
     def tunnelled(self, data: bytes) -> None:
         """A CONNECT was taken: everything begins anew in the tunnel."""
@@ -231,9 +254,7 @@ class Client(Ending):
         return False
 
     def _at_once(self, turn: Turn) -> Use | Deny | None:
-        lane = self._lane
-        open_to = frozenset[Key]() if lane is None else lane.open_to
-        return self.steps.at_once(self.state, turn.exchange, turn.wire, open_to) if open_to else None
+        return self.steps.at_once(self.state, turn.exchange, turn.wire, self._connected())
 
     async def _judge_and_go_on(self, turn: Turn, then: Callable[[Turn], None]) -> None:
         """Go on in this very task: a callback of its end would cost another turn of the loop."""

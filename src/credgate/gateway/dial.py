@@ -67,9 +67,32 @@ class Dialler:
         found = await self._look_up(name, slots)
         if isinstance(found, Deny):
             return found
+        return self._taken(endpoint, host, place, found, secret)
+
+    def at_once(self, endpoint: Endpoint, host: str) -> Target | None:
+        """As target, from what is known by now, and nothing else is known after it. None: ask `target`."""
+        if endpoint.proxy is not None:
+            return None
+        if endpoint.pins:
+            target = self._at_pins(endpoint, host, endpoint, None)
+        else:
+            found = self.pins.known(host)
+            target = self._taken(endpoint, host, endpoint, found, None) if found else deny(Reason.RESOLVE_FAILED)
+        return target if isinstance(target, Target) else None
+
+    def _taken(
+        self,
+        endpoint: Endpoint,
+        host: str,
+        place: Endpoint | CorporateProxy,
+        found: tuple[Address, ...],
+        secret: Secret | None,
+    ) -> Target | Deny:
+        """Judge an answer of the resolver's, and take it where it is good."""
         target = self._judged(endpoint, host, place, found, secret)
         if isinstance(target, Deny):
             return target
+        name = host if isinstance(place, Endpoint) else place.host
         note = self.pins.take(name, found)
         older = tuple(a for a in self.pins.recent(name) if a not in found and self._closed(a, place) is None)
         return Target(

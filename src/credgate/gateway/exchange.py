@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from credgate.gateway.prepared import Sent
 
 _META = "credgate"
+_MAX_TARGETS = 64  # judged hosts that one client connection remembers beyond its open upstream connections
 
 # mitmproxy's address of an upstream connection, by which it finds one to use again: endpoint and host, port, and the
 # certificate that is shown. The address that is dialled is not in it, and two endpoints never share a connection.
@@ -157,6 +158,12 @@ class ClientState:
     def port(self) -> int:
         """The port that the client means."""
         return self.connect_port or self.listener.port
+
+    def know(self, target: "Target", connected: frozenset[Key]) -> None:
+        """Remember a target that was judged; `connected` are those of open connections."""
+        if len(self.targets) >= _MAX_TARGETS:  # a wildcard host has names without end
+            self.targets = {key: kept for key, kept in self.targets.items() if key in connected}
+        self.targets[target.key] = target
 
     def asked(self, key: Key, at: str) -> None:
         """Note with the exchange that waits for it (the first that had none) that a proxy was asked for a tunnel."""

@@ -24,6 +24,10 @@ class Hello(ssl.SSLObject):
     name: str | None = None
     fault: Exception | None = None
 
+    def forget(self) -> None:
+        """The connection has ended: no more leaf is chosen."""
+        self.choose = _none
+
 
 class Front:
     """Begins handshakes. Not thread-safe: it lives on the daemon's loop."""
@@ -44,6 +48,10 @@ class Front:
             raise TypeError("not a handshake of ours")
         made.choose = choose
         return made
+
+
+def _none(_name: str | None) -> ssl.SSLContext:
+    raise ssl.SSLError("a handshake behind the connection's end")
 
 
 def _chosen(made: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> int | None:

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from credgate.vault import Vault
 
 QUICK = 2 << 10  # bytes of a body that are parsed at once; a thread costs more
-_MAX_TARGETS = 64  # judged hosts that one client connection remembers beyond its open upstream connections
 
 type _Judged = tuple[Request, Allow]  # the request with its body, where that was read
 
@@ -233,9 +232,7 @@ class Judge:
         target = await self.dialler.target(allow.endpoint, request.host, state.run.lookups, secret)
         if isinstance(target, Target):
             target = target if shown is None else replace(target, client=shown)
-            if len(state.targets) >= _MAX_TARGETS:  # a wildcard host has names without end
-                state.targets = {key: kept for key, kept in state.targets.items() if key in connected}
-            state.targets[target.key] = target
+            state.know(target, connected)
         return target
 
     async def _proxy_secret(self, run: Run, allow: Allow) -> Secret | None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 HEAD_TIMEOUT = 30.0  # seconds for a head, from its first byte
 SHORT_LINGER = 1.0  # the same behind what was no head
+ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"  # the answer to a CONNECT that is taken
 MAX_AHEAD = MAX_HEAD * 2  # bytes of requests sent ahead of an answer
 
 
@@ -310,7 +311,7 @@ class Lane(Answering):
     def _tunnel(self) -> None:
         self._park()
         data, self._buffer, self._over = self._buffer, b"", True
-        self._send(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        self._send(ESTABLISHED)
         self._client.tunnelled(data)
 
 

@@ -13,6 +13,7 @@ from mitmproxy.proxy.mode_specs import ProxyMode
 from credgate.gateway.accepting import Acceptor, Share
 from credgate.gateway.bridge import StreamsEnd
 from credgate.gateway.client import Client
+from credgate.gateway.connects import Connects
 from credgate.gateway.crowd import Crowd
 from credgate.gateway.dial import Streams
 from credgate.gateway.exchange import ClientState
@@ -59,6 +60,7 @@ class CredgateInstance:
 
     def __init__(self, run: Run, listener: Listener, *, hooks: Hooks, options: Options, crowd: Crowd) -> None:
         self.run, self.listener, self.front = run, listener, Front()
+        self.connects = Connects()
         self.handlers: set[Handler] = set()
         self._hooks, self._options, self._crowd = hooks, options, crowd
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -67,6 +67,11 @@ class Pins:
             if not asked:
                 slots.release()
 
+    def known(self, host: str) -> tuple[Address, ...]:
+        """The newest answer where it still counts, so that `look_up` would return it at once; else nothing."""
+        name = self._names.get(host)
+        return name.newest if name is not None and self._clock() < name.until else ()
+
     def take(self, host: str, addresses: tuple[Address, ...]) -> str:
         """Keep an answer that was judged good. Says what changed; "" where nothing did, or nothing was known."""
         name = self._names.setdefault(host, _Name())

@@ -52,6 +52,31 @@ class End(Protocol):
         """The socket is closed. Once."""
 
 
+class _Nobody:
+    """The end of a pipe that has told of its `lost`."""
+
+    def received(self, pipe: "Pipe", data: bytes) -> None:
+        pass
+
+    def secured(self, pipe: "Pipe") -> None:
+        pass
+
+    def insecure(self, pipe: "Pipe", error: ssl.SSLError) -> None:
+        pass
+
+    def ended(self, pipe: "Pipe") -> None:
+        pass
+
+    def crowded(self, pipe: "Pipe", full: bool) -> None:
+        pass
+
+    def lost(self, pipe: "Pipe") -> None:
+        pass
+
+
+NOBODY: End = _Nobody()
+
+
 class Pipe(asyncio.BufferedProtocol):
     """`end` may change while it lives. A pipe that was closed, by either side, tells of nothing but `lost`."""
 

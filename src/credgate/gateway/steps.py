@@ -273,9 +273,11 @@ class Steps:
 
 
 def _cleaning(table: Table, run: Run, exchange: Exchange, request: Request) -> Cleaning:
+    scrubbed = exchange.scrubbed  # not the exchange, which will have what has this: no cycle for each request
+
     def report(secret: str, where: str) -> None:
         found = f"{named(run.policy, secret)} in {where}"
-        exchange.scrubbed.append(found)
+        scrubbed.append(found)
         if is_alarming(run.policy, secret):
             run.alarm("secret_scrubbed", f"{found} of the answer to {request.method} {request.host}")
 

@@ -230,6 +230,7 @@ class Wire(asyncio.Transport):
             self._pipe.connection_lost(self._broke)
         finally:
             self._sock.close()
+            del self._pipe  # which has this
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """`socket`, `peername` and `sockname`, the latter None where the connection is no more."""
