@@ -11,8 +11,9 @@ from pathlib import Path
 import keyring.backend
 import pytest
 
-from credgate import buildfront
+from credgate import buildfront, compiled
 from credgate.apparmor import OWN, PLACE, both
+from credgate.commands import doctor
 from credgate.commands.doctor import main
 from credgate.filters import VARIANTS
 from credgate.hostprobes import PROBES
@@ -245,8 +246,6 @@ def test_without_libseccomp_the_filter_is_an_error(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_table_ends_with_what_to_do_first(capsys: pytest.CaptureFixture[str], places: Places, monkeypatch):
-    from credgate.commands import doctor
-
     mends = {"userns": "first", "netns": "first", "nftables": "second"}
     answer = {"ok": True, "detail": "d", "mend": ""}
     monkeypatch.setattr(
@@ -325,8 +324,6 @@ def sources(tmp_path: Path, capsys: pytest.CaptureFixture[str], login: str, how:
 
 @pytest.fixture
 def program(places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    from credgate.commands import doctor
-
     monkeypatch.setattr(doctor, "_ask_child", lambda _, _places: {"ok": True, "detail": "", "mend": ""})
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("LATER", "hunter2-hunter2")
@@ -401,3 +398,20 @@ def test_a_policy_with_faults_is_a_row(program: Path, tmp_path: Path, capsys: py
     (row,) = sources(tmp_path, capsys, "env:LATER", 'tokn = "login"')
     assert row["state"] == "lesser"
     assert "tokn" in row["detail"]
+
+
+@pytest.mark.parametrize(
+    ("sources", "built", "state", "said"),
+    [
+        (("chain", "look"), True, "ok", "as their sources are"),
+        (("chain", "look"), False, "lesser", "no current chain, look: Python does it in their place"),
+        ((), False, "lesser", "no sources in "),  # an installation that left them out has nothing to compare with
+    ],
+)
+def test_the_slow_path_is_said_and_is_no_error(
+    sources: tuple[str, ...], built: bool, state: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "names", lambda: sources)
+    monkeypatch.setattr(compiled, "load", lambda _: object() if built else None)
+    row = doctor._modules()
+    assert row.state == state and said in row.detail and bool(row.mend) is not built

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextvars import copy_context
 
 import pytest
 
@@ -128,8 +129,8 @@ def test_a_waiter_that_raises_takes_its_turn_from_nobody() -> None:
     async def body(landing: Landing) -> None:
         said: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, told: said.append(type(told["exception"])))
-        landing.add_done_callback(lambda _: 1 / 0)
-        landing.add_done_callback(lambda _: said.append("second"))
+        landing.add_done_callback(lambda _: 1 / 0, context=copy_context())
+        landing.add_done_callback(lambda _: said.append("second"), context=copy_context())
         await landed(landing)
         assert said == [ZeroDivisionError, "second"]
 

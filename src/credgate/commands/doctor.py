@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from credgate import apparmor, buildfront, buildmodules, filters
+from credgate import apparmor, buildfront, buildmodules, compiled, filters
 from credgate.backends import FORCED, Backend, BackendKind, choose_backend
 from credgate.errors import CredgateError, print_error
 from credgate.paths import PlaceError, Places, check_private_dir
@@ -218,9 +218,10 @@ def _front() -> Check:
 
 def _modules() -> Check:
     missing = buildmodules.missing()
-    if not missing:
+    if compiled.names() and not missing:
         return Check(name="compiled modules", state=State.OK, detail=f"{buildmodules.PLACE}: as their sources are")
-    detail = f"no current {', '.join(missing)}: Python does it in their place, each request takes more CPU"
+    lacks = f"no current {', '.join(missing)}" if missing else f"no sources in {compiled.SOURCES}"
+    detail = f"{lacks}: Python does it in their place, each request takes more CPU"
     mend = "scripts/setup with a C compiler and Python's headers, or python -I -m credgate.buildmodules by its owner"
     return Check(name="compiled modules", state=State.LESSER, detail=detail, mend=mend)
 
