@@ -5,6 +5,7 @@ import copy
 import importlib
 import json
 import os
+import re
 import shutil
 import socket
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 
 from jail import firewall, netchange
 from jail.errors import JailError, Unsupported
+from jail.keeper import GONE
 from rules.addresses import AddressClass, classify
 from tests.conftest import OrdinaryUser
 from tests.features import PATH, find
@@ -109,6 +111,15 @@ def test_counters_are_read_by_name_and_a_missing_one_is_an_error() -> None:
 def test_counters_are_documented() -> None:
     text = (Path(__file__).parents[2] / "docs" / "network.md").read_text()
     assert [name for name in firewall.COUNTERS if f"`{name}`" not in text] == []
+
+
+def test_codes_are_documented() -> None:
+    root = Path(__file__).parents[2]
+    sources = "".join(path.read_text() for path in (root / "src" / "jail").glob("*.py"))
+    made = r'(?:JailError|Unsupported|_closed)\(\s*"((?:berth|keeper|nftables|ports)_\w+)"'
+    codes = {*re.findall(made, sources), *(f"berth_{step}" for step in re.findall(r'_ask\("(\w+)"', sources)), GONE}
+    listed = (root / "docs" / "network.md").read_text().split("| code |")[1]
+    assert len(codes) > 20 and codes == set(re.findall(r"`((?:berth|keeper|nftables|ports)_\w+)`", listed))
 
 
 def test_ranges_agree_with_the_rules_of_the_gateway() -> None:

@@ -160,3 +160,20 @@ def test_the_examples_load() -> None:
     assert len(blocks) > 8
     for block in blocks:
         load(block)
+
+
+def _anchors(text: str) -> set[str]:
+    """Of each heading, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_link_between_documents_leads_somewhere() -> None:
+    pages = [*DOCS.rglob("*.md"), *(DOCS.parent / name for name in ("README.md", "SECURITY.md", "CHANGELOG.md"))]
+    dead = []
+    for page in pages:
+        for place, _, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(#?)([^)\s]*)\)", page.read_text()):
+            target = page.parent / place if place else page
+            good = target.exists() and (not anchor or anchor in _anchors(target.read_text()))
+            dead += [] if good else [f"{page.name}: {place}#{anchor}"]
+    assert len(pages) > 50 and not dead
