@@ -66,5 +66,13 @@ class KnownValues:
                 self._table = Table({form: name for name, forms in sets for form in forms})
             return self._table
 
+    def is_now(self, table: Table) -> bool:
+        """Whether `table` is what `table()` would return."""
+        return self._table is table
+
+    def is_clean(self, table: Table, data: bytes) -> bool:
+        """Whether that is so, and nothing in the data could be a secret."""
+        return self._table is table and not table.candidates(data)
+
     def __repr__(self) -> str:
         return f"<KnownValues of {len(self._needles)} names>"

@@ -63,7 +63,7 @@ class Client(Ending):
         self._lane: Lane | None = None
         self._outer = state.listener.proxy  # the explicit proxy's port, of which nothing was read
         self._progress = Deadline()
-        self._judging: dict[Turn, asyncio.Task[None]] = {}
+        self._judging: dict[Turn, asyncio.Task[None] | None] = {}
         self._is_lost = False
         self._moved = self._loop.time()
         self._watch = self._loop.call_later(self.steps.timeouts.idle, self._look)
@@ -256,15 +256,25 @@ class Client(Ending):
     def _at_once(self, turn: Turn) -> Use | Deny | None:
         return self.steps.at_once(self.state, turn.exchange, turn.wire, self._connected())
 
+    def waits(self, turn: Turn) -> None:
+        """A request that `admit` was not asked for waits for the disk; `judged` or `written` is next."""
+        self._judging[turn] = None
+
+    def written(self, turn: Turn, noted: Use, then: Callable[[Turn], None]) -> None:
+        """Such a request may have to wait longer, or not be sent: as `admit` has it."""
+        task = asyncio.Task(self._write_and_go_on(turn, noted, then), loop=self._loop, eager_start=True)
+        if not task.done():
+            self._judging[turn] = task
+
     async def _judge_and_go_on(self, turn: Turn, then: Callable[[Turn], None]) -> None:
         """Go on in this very task: a callback of its end would cost another turn of the loop."""
         try:
             await self._judge(turn)
         except asyncio.CancelledError:
-            self._judged(turn, None)
+            self.judged(turn, None)
             raise
         if turn in self._judging:  # it had to wait, and `admit` has returned
-            self._judged(turn, then)
+            self.judged(turn, then)
 
     async def _judge(self, turn: Turn) -> None:
         try:
@@ -288,14 +298,15 @@ class Client(Ending):
                 turn.take(out)
                 turn.exchange.pass_on()
         except asyncio.CancelledError:
-            self._judged(turn, None)
+            self.judged(turn, None)
             raise
         except Exception as error:  # noqa: BLE001 - as in _judge
             self._not_judged(turn, error)
         if turn in self._judging:
-            self._judged(turn, then)
+            self.judged(turn, then)
 
-    def _judged(self, turn: Turn, then: Callable[[Turn], None] | None) -> None:
+    def judged(self, turn: Turn, then: Callable[[Turn], None] | None) -> None:
+        """A request that had to wait doesn't any more; the lane goes on with it, unless all is over."""
         self._judging.pop(turn, None)
         self._record_if_dead()
         if then is not None and not self.dead:
@@ -325,10 +336,14 @@ class Client(Ending):
     def _connected(self) -> frozenset[Key]:
         return self._lane.open_to if self._lane is not None else frozenset()
 
-    def heard(self, lane: TargetSide, link: Link) -> None:
+    def heard(self, lane: TargetSide, link: Link, data: bytes = b"") -> None:
         """Something came of a target, or it ended."""
         self._moved = self._loop.time()
         try:
+            if data:
+                if not link.inbox and lane.answered(link, data):
+                    return
+                link.inbox.append(data)
             lane.heard(link)
         except Exception as error:  # noqa: BLE001 - as in received
             self.failed(error)

@@ -5,9 +5,9 @@ what a client sends ahead waits, bounded. An exception anywhere ends the connect
 `Client.failed`. From its first WebSocket handshake on a connection is mitmproxy's HTTP layers', as HTTP/2 is.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from credgate.gateway.beaten import Asked, Beaten
 from credgate.gateway.exchange import Exchange, Key
 from credgate.gateway.framing import (
     Chunked,
@@ -22,7 +22,6 @@ from credgate.gateway.head import (
     RequestHead,
     take_request,
 )
-from credgate.gateway.laneanswer import Answering
 from credgate.gateway.refusal import deny
 from credgate.gateway.turn import Turn, keeps
 from rules.reasons import Reason
@@ -38,23 +37,19 @@ ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"  # the answer to a 
 MAX_AHEAD = MAX_HEAD * 2  # bytes of requests sent ahead of an answer
 
 
-class Lane(Answering):
+class Lane(Beaten):
     """One client connection in HTTP/1.1. `outer`: the explicit proxy's port, before any CONNECT."""
 
     def __init__(self, client: "Client", *, outer: bool) -> None:
         super().__init__(client)
         self._outer = outer
         self._seen = 0  # of an unfinished head
-        self._asked: _Asked | None = None  # the last head
-        self._judging = False
-        self._gone = False  # the client left while its request was judged
-        self._yields = False  # a request in the buffer waits for the loop's next turn
 
     # -- what comes ---------------------------------------------------------------------------------------------------
 
     def received(self, data: bytes) -> None:
         """Take what the client sends."""
-        if self._over:
+        if self._over or self._again(data):
             return
         if self._lingering:
             self._forget(data)
@@ -181,7 +176,7 @@ class Lane(Answering):
         self._yields = False
         self._go_on()
 
-    def _take(self) -> "_Asked | None":
+    def _take(self) -> Asked | None:
         """The head that is next, None where it is not whole. A client repeats itself: the same bytes are the same head.
 
         Raises HeadError.
@@ -193,7 +188,7 @@ class Lane(Answering):
         if taken is None:
             return None
         head, size = taken
-        asked = self._asked = _Asked(
+        asked = self._asked = Asked(
             raw=self._buffer[:size],
             head=head,
             wire=self._wire(head),
@@ -215,7 +210,7 @@ class Lane(Answering):
     def _is_websocket(self, head: RequestHead) -> bool:
         return not self._outer and head.method == b"GET" and b"websocket" in tokens(head.fields, b"upgrade")
 
-    def _arrive(self, asked: "_Asked") -> None:
+    def _arrive(self, asked: Asked) -> None:
         """Have one request judged, and go on with it or refuse it."""
         if asked.head.method == b"CONNECT":
             self._connect(asked)
@@ -270,7 +265,7 @@ class Lane(Answering):
             if body.done:
                 self._judge(turn)
 
-    def _turn_of(self, asked: "_Asked") -> Turn:
+    def _turn_of(self, asked: Asked) -> Turn:
         head, wire = asked.head, asked.wire
         body = _body_of(head) if wire.has_body else Counted(0)
         exchange = Exchange(authority=head.authority, scheme=head.scheme, has_body=wire.has_body)
@@ -295,7 +290,7 @@ class Lane(Answering):
             has_body=body is None or not body.done,
         )
 
-    def _connect(self, asked: "_Asked") -> None:
+    def _connect(self, asked: Asked) -> None:
         """Open a tunnel, in which everything begins anew; or refuse."""
         refused = deny(Reason.MALFORMED)
         if self._outer and not asked.wire.has_body:
@@ -313,18 +308,6 @@ class Lane(Answering):
         data, self._buffer, self._over = self._buffer, b"", True
         self._send(ESTABLISHED)
         self._client.tunnelled(data)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """A head, and what follows from it alone on this connection. `raw` has its empty line."""
-
-    raw: bytes
-    head: RequestHead
-    wire: Wire
-    keeps: bool
-    expects: bool
-    websocket: bool
 
 
 def _body_of(head: RequestHead) -> Counted | Chunked | None:

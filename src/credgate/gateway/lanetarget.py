@@ -42,6 +42,10 @@ class TargetSide:
         """Something came of a target."""
         raise NotImplementedError
 
+    def answered(self, link: Link, data: bytes) -> bool:
+        """Take an answer whole, in one step. False: `heard` is to be told."""
+        raise NotImplementedError
+
     # -- the client's end --------------------------------------------------------------------------------------------
 
     def _close(self) -> None:

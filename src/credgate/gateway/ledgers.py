@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from credgate.gateway.exchange import Exchange
     from credgate.ledger.form import Form
     from credgate.ledger.linking import Given
+    from credgate.ledger.syncing import Told
     from credgate.runs import Run
 
 
@@ -39,4 +40,17 @@ class TakesEnds(Protocol):
 
     def ended(self, run: "Run", exchange: "Exchange", pin: str) -> None:
         """A request went as it should."""
+        ...
+
+
+@runtime_checkable
+class TellsSyncs(Protocol):
+    """A ledger of this process, which needs no coroutine to say that a line is on the disk."""
+
+    def tell(self, told: "Told") -> None:
+        """As Ledger.tell."""
+        ...
+
+    def has(self, seq: int) -> bool:
+        """As Ledger.has."""
         ...

@@ -148,8 +148,11 @@ class Link:
 
     def received(self, _pipe: Pipe, data: bytes) -> None:
         """Bytes of an answer, or ones that nobody asked for."""
-        self.inbox.append(data)
-        self._tell()
+        lane = self.lane
+        if lane is not None:
+            lane.client.heard(lane, self, data)
+        else:
+            self.close()
 
     def secured(self, pipe: Pipe) -> None:
         """The certificate was good; now the keys that the endpoint pins, and the protocol."""

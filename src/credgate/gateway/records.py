@@ -70,12 +70,21 @@ class Records:
         """The line but for its number, the same for each sending of the same head on the same way: a form that requests
         of one kind share, and the values of this one.
         """
-        key = (state.run.proof, pin_of(exchange), "" if exchange.target is None else exchange.target.note)
+        key = _way(state, pin_of(exchange), "" if exchange.target is None else exchange.target.note)
         if sent.form is None or sent.form[0] != key:
             fields = self.intent_fields(state, exchange, tuple(sent.names), tuple(sent.names.values()))
             form, words = self._split("intent", fields, _OWN_WORDS, ("ids", "ua_tag"))
             sent.form = (key, form, _numbered(words, marks))
         return sent.form[1:]
+
+    def known_intent(self, state: ClientState, pin: str, note: str, sent: "Sent") -> tuple[Form, Given] | None:
+        """The same of a request that was sent so before; None where it wasn't."""
+        form = sent.form
+        return None if form is None or self._forms is None or form[0] != _way(state, pin, note) else form[1:]
+
+    def put(self, form: Form, values: Given) -> int:
+        """As intent, with a secret, by what `known_intent` returned."""
+        return self._own.put(form, values, held=True)
 
     def claim(self, fields: Mapping[str, object]) -> "Claimed":
         """What intents of another process of the gateway share; `fields` as intent_fields gives them.
@@ -95,7 +104,7 @@ class Records:
         `counts`: none below 0, by the names of _COUNTED but `ids`. Raises TypeError for too many ids. `held`: the line
         may be in memory until the next one that isn't, or a sync.
         """
-        form = self._outcome_form(run, pin)
+        form = self.outcome_form(run, pin)
         values = {**counts, "ids": ids or None, "status": counts["status"] or None}
         return self._own.put(form, tuple([values[name] for name in _COUNTED]), held=held)
 
@@ -124,7 +133,8 @@ class Records:
             form = self._known_forms[key] = Form(ev, fields, holes)
         return form
 
-    def _outcome_form(self, run: str, pin: str) -> Form:
+    def outcome_form(self, run: str, pin: str) -> Form:
+        """Of plain outcomes."""
         form = self._known_forms.get((run, pin))
         if form is None:
             form = self._known_forms[run, pin] = self._form("outcome", {"run": run, "pin": pin}, _COUNTED)
@@ -169,7 +179,14 @@ class Records:
         if self._forms is None or any(more.values()):
             self._ended(state, exchange, more)
             return
-        self._forms.put(self._outcome_form(state.run.id, pin_of(exchange)), _counted(exchange))
+        self._forms.put(self.outcome_form(state.run.id, pin_of(exchange)), _counted(exchange))
+
+    def went(self, state: ClientState, exchange: Exchange, form: Form) -> None:
+        """As outcome, of a request that is known to have gone as it should; `form` as outcome_form gives it."""
+        exchange.finished = True
+        state.exchanges.discard(exchange)
+        state.run.turned_away += exchange.status in TURNED_AWAY
+        self._own.put(form, _counted(exchange))
 
     def _ended(self, state: ClientState, exchange: Exchange, more: dict[str, object]) -> None:
         self.ledger.append(
@@ -285,6 +302,10 @@ class Records:
         self.ledger.append(
             "tunnel", **_run_fields(state), port=state.port, sni=sni, detail="the client broke off the TLS handshake"
         )
+
+
+def _way(state: ClientState, pin: str, note: str) -> tuple[str, ...]:
+    return (state.run.proof, pin, note)
 
 
 def _numbered(words: tuple[bytes | None, ...], marks: Marks) -> Given:

@@ -1,5 +1,7 @@
 """One request of the strict lane and its answer, and both as the bytes that are sent on."""
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from credgate.gateway.exchange import Exchange
@@ -9,6 +11,9 @@ from credgate.gateway.link import Link
 from credgate.gateway.prepared import Spelt, lines_of
 from credgate.gateway.refusal import Refusal
 from rules.request import Outgoing, Wire
+
+if TYPE_CHECKING:
+    from credgate.gateway.beaten import Track
 
 # Of this hop alone (RFC 9110 7.6.1), or about trailers, which go nowhere: we frame and persist by our own rules.
 _HOP = frozenset(
@@ -41,6 +46,7 @@ class Turn(msgspec.Struct, eq=False, kw_only=True):
     unsent: bytes = b""  # the head of an answer that waits until its coding is known to hold
     keep: bool = False  # the target keeps its connection
     detail: str = ""  # for the ledger
+    track: "Track | None" = None  # the beaten one, if it is on it
 
     @property
     def request_done(self) -> bool:

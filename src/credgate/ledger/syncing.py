@@ -18,6 +18,8 @@ from credgate.ledger.flushing import Flushing
 from credgate.ledger.landing import Landing
 from credgate.ledger.record import LedgerError
 
+type Told = Callable[[LedgerError | None], object]
+
 
 class Syncing:
     """For callers of one event loop at a time.
@@ -36,24 +38,28 @@ class Syncing:
         self._error: LedgerError | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._asked: list[Landing] = []  # for the sync that is to begin
-        self._flying: list[Landing] = []  # for the one that is at work
+        self._asked: list[Told] = []  # for the sync that is to begin
+        self._flying: list[Told] = []  # for the one that is at work
         self._alone = False  # the last sync had one caller: there is nobody to wait for
         self._stopped = False
 
     def ask(self) -> Landing:
         """Done once a sync has ended that began after this call. Whoever cancels it takes it from nobody else."""
+        future = Landing(loop=asyncio.get_running_loop())
+        self.tell(future.land)
+        return future
+
+    def tell(self, told: Told) -> None:
+        """The same without a future: the loop calls `told`, which must not raise, with the error of a thread's sync."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._move(loop)
-        future = Landing(loop=loop)
         first = not (self._asked or self._flying)
-        self._asked.append(future)
+        self._asked.append(told)
         if first and self._alone:
             self._begin()
         elif first:
             loop.call_soon(self._begin)
-        return future
 
     def _move(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have another loop wait from here on. The descriptor stays with it: adding and removing it for each sync is
@@ -112,8 +118,8 @@ class Syncing:
         landed, self._flying = self._flying, []
         error, self._error = self._error, None  # of these alone: the next sync may be the kernel's
         self._begin()  # first: who waited goes on within `land`
-        for future in landed:
-            future.land(error)
+        for told in landed:
+            told(error)
 
     def stop(self) -> None:
         """Wait for the sync at work, and end the thread; who still waits goes on. Nobody may ask any more."""
@@ -124,16 +130,16 @@ class Syncing:
         if self._kernel is not None:
             self._kernel.close()
             self._kernel = None
-        waiting: list[Landing] = [*self._flying, *self._asked]
+        waiting = [*self._flying, *self._asked]
         if self._loop is not None:  # it has the descriptor, which must leave it before it is closed
             with suppress(RuntimeError):  # the loop is closed, and nobody waits
                 self._loop.call_soon_threadsafe(self._let_go, waiting)
                 return
         os.close(self._done)
 
-    def _let_go(self, waiting: list[Landing]) -> None:
+    def _let_go(self, waiting: list[Told]) -> None:
         if self._loop is not None:
             self._loop.remove_reader(self._done)
         os.close(self._done)
-        for future in waiting:
-            future.land(None)
+        for told in waiting:
+            told(None)

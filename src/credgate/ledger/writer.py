@@ -28,7 +28,7 @@ from credgate.ledger.record import LedgerError, Stamp, clean_fields
 from credgate.ledger.recover import Opened, open_tail, settle
 from credgate.ledger.scan import header_fields, root_fields
 from credgate.ledger.settings import Settings
-from credgate.ledger.syncing import Syncing
+from credgate.ledger.syncing import Syncing, Told
 from credgate.ledger.tree import Tree
 from credgate.ledger.witness import Teller, name_of, way_to
 from credgate.paths import PlaceError, open_private, sync_dir
@@ -362,6 +362,14 @@ class Ledger:
                 raise ValueError(f"ledger: line {seq} was never written, the last one is {self._chain.seq}")
             await self._syncing.ask()
         self._check()
+
+    def tell(self, told: Told) -> None:
+        """As `durable` of all lines so far, but `told` is called by the loop, and has to ask `has` then."""
+        self._syncing.tell(told)
+
+    def has(self, seq: int) -> bool:
+        """Whether line `seq` is on the disk, of a ledger that is open."""
+        return self._synced >= seq and self._error is None and not self._closing
 
     def _check(self) -> None:
         if self._error is not None:

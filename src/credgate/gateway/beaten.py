@@ -1,0 +1,296 @@
+"""The beaten track: a request whose bytes are the last one's on its connection, on to the target that had that one, and
+an answer whose head is the last one's. Nearly each request of a client is one.
+
+All that `Lane`, `Steps` and `Judge` would find anew of it is looked at once, and is compared by identity from then on;
+what can change between two requests is asked for each. Whatever is other than before is done as any other request
+is, from where it stands: each turn has the very state here that it would have there (docs/decisions/0260).
+"""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from credgate.gateway import standing
+from credgate.gateway.again import known
+from credgate.gateway.exchange import ClientState, Exchange, Target
+from credgate.gateway.framing import Counted, values
+from credgate.gateway.head import RequestHead
+from credgate.gateway.judge import Judge, at_hand
+from credgate.gateway.laneanswer import Answering
+from credgate.gateway.ledgers import TellsSyncs
+from credgate.gateway.link import Link
+from credgate.gateway.prepared import Prepared, Sent, given
+from credgate.gateway.turn import Turn
+from credgate.ledger.form import Form
+from credgate.ledger.linking import Given
+from credgate.ledger.record import LedgerError
+from credgate.secretvalue import Secret
+from rules.correlate import base36
+from rules.reasons import Reason
+from rules.request import Wire
+from rules.scrub import Table
+from rules.sources import SecretRule
+from rules.verdict import Deny
+
+if TYPE_CHECKING:
+    from credgate.gateway.client import Client
+
+
+class Asked(msgspec.Struct, eq=False, frozen=True, kw_only=True):
+    """A head, and what follows from it alone on this connection. `raw` has its empty line."""
+
+    raw: bytes
+    head: RequestHead
+    wire: Wire
+    keeps: bool
+    expects: bool
+    websocket: bool
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is all of a request, behind which the connection goes on."""
+        special = self.expects or self.websocket or self.wire.has_body or self.head.method == b"CONNECT"
+        return self.keeps and not special
+
+
+class Track(msgspec.Struct, eq=False, frozen=True, kw_only=True):
+    """What is known of such a request."""
+
+    asked: Asked
+    link: Link
+    given: tuple[object, ...]  # to the rules, beside the head: as Prepared is kept by
+    ready: Prepared
+    sent: Sent
+    table: Table
+    target: Target
+    pin: str
+    proof: str
+    secrets: tuple[tuple[SecretRule, Secret], ...]
+    form: Form
+    values: Given
+    outcome: Form
+    framing: bytes  # of the request's head: what it says of a body, and its empty line
+
+    @classmethod
+    def of(cls, judge: Judge, state: ClientState, asked: Asked, link: Link) -> "Track | None":
+        """None where something of the next request would still have to be found."""
+        run = state.run
+        others = judge.decoys.others(run)
+        ready = judge.heads.find(run, others, asked.wire)
+        if ready is None or ready.sent is None or ready.clean is None or ready.shows is not None or not asked.is_plain:
+            return None
+        sent = ready.sent
+        target = at_hand(state, ready.allow, ready.request, frozenset({link.owned.target.key}), None)
+        if target is None or target.endpoint.digest or ready.allow.body_max or not sent.lines or not sent.names:
+            return None
+        form = judge.records.known_intent(state, target.pin(link.pin), target.note, sent)
+        if form is None or not link.owned.serves(run, target, link.pin):
+            return None
+        lengths = values(asked.head.fields, b"content-length")
+        return cls(
+            asked=asked,
+            link=link,
+            given=given(run, others),
+            ready=ready,
+            sent=sent,
+            table=ready.clean,
+            target=target,
+            pin=link.pin,
+            proof=run.proof,
+            secrets=tuple([(run.policy.secrets[name], secret) for name, secret in sent.secrets.items()]),
+            form=form[0],
+            values=form[1],
+            outcome=judge.records.outcome_form(run.id, target.pin(link.pin)),
+            framing=b"".join([b"content-length: %d\r\n" % int(length) for length in lengths]) + b"\r\n",
+        )
+
+    def holds(self, judge: Judge, state: ClientState) -> bool:
+        """Whether nothing of it has changed, and the request may go as the last one did."""
+        run, (policy, role, decoys, others) = state.run, self.given
+        if run.policy is not policy or run.role is not role or run.decoys is not decoys or run.proof is not self.proof:
+            return False
+        if judge.decoys.others(run) is not others or not judge.known.is_now(self.table):
+            return False
+        if state.closed or state.targets.get(self.target.key) is not self.target:
+            return False
+        return standing.closed(run, self.ready.use) is None and self._has_secrets(judge)
+
+    def _has_secrets(self, judge: Judge) -> bool:
+        for rule, secret in self.secrets:
+            now = judge.vault.kept(rule)
+            if now is not secret and (now is None or now.reveal() != secret.reveal()):
+                return False
+        return True
+
+    def exchange(self) -> Exchange:
+        """One request of these."""
+        ready, sent = self.ready, self.sent
+        return Exchange(
+            authority=self.asked.head.authority,
+            scheme=self.asked.head.scheme,
+            request=ready.request,
+            path=ready.path,
+            allow=ready.allow,
+            asked=ready.asked,
+            cred_fp=sent.cred_fp,
+            query_names=sent.query_names,
+            sent=sent,
+            target=self.target,
+            pin=self.pin,
+        )
+
+    def head(self, seq: int) -> bytes:
+        """What is sent as request `seq` of the ledger."""
+        sent = self.sent
+        if not sent.marks.names:
+            return sent.lines + self.framing
+        return b"%buser-agent: %b%b\r\n%b" % (sent.lines, sent.agent, base36(seq).encode("ascii"), self.framing)
+
+
+class Beaten(Answering):
+    """A lane that knows the way."""
+
+    def __init__(self, client: "Client") -> None:
+        super().__init__(client)
+        self._asked: Asked | None = None  # the last head
+        self._judging = False
+        self._gone = False  # the client left while its request was judged
+        self._yields = False  # a request in the buffer waits for the loop's next turn
+        self._track: Track | None = None
+        self._noted: Turn | None = None  # on the track, its intent on the way to the disk
+        ledger = client.steps.judge.records.ledger
+        self._ledger = ledger if isinstance(ledger, TellsSyncs) else None
+
+    # -- the request --------------------------------------------------------------------------------------------------
+
+    def _again(self, data: bytes) -> bool:
+        """Take the request that these bytes are, if it is on the track. False: nothing was done."""
+        asked, link, ledger = self._asked, self._link, self._ledger
+        if asked is None or link is None or ledger is None or data != asked.raw or self._is_busy or not link.is_quiet:
+            return False
+        judge, state, track = self._steps.judge, self._state, self._track
+        if track is None or track.asked is not asked or track.link is not link or not track.holds(judge, state):
+            self._track = track = Track.of(judge, state, asked, link)
+            if track is None or not track.holds(judge, state):
+                return False
+        if isinstance(standing.charge(state.run, track.ready.use), Deny):
+            return False
+        turn = self._turn_on(track)
+        turn.exchange.intent_seq = judge.records.put(track.form, track.values)
+        state.exchanges.add(turn.exchange)
+        self._judging, self._noted = True, turn
+        self._client.waits(turn)
+        ledger.tell(self._landed)
+        return True
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether anything is on its way, or waits."""
+        ours = self._turn is not None or self._judging or self._buffer or self._yields
+        return bool(ours or self._over or self._lingering or self._pipe.full)
+
+    def _turn_on(self, track: Track) -> Turn:
+        asked = track.asked
+        return Turn(
+            exchange=track.exchange(),
+            wire=asked.wire,
+            head=asked.head,
+            body=Counted(0),
+            client_keeps=True,
+            expects=False,
+            link=track.link,
+            track=track,
+        )
+
+    def _landed(self, error: LedgerError | None) -> None:
+        """A sync has ended that began behind the intent."""
+        try:
+            self._on_disk(error)
+        except Exception as why:  # noqa: BLE001 - the outermost frame: others wait for the same sync
+            self._client.failed(why)
+
+    def _on_disk(self, error: LedgerError | None) -> None:
+        turn, self._noted = self._noted, None
+        ledger = self._ledger
+        if turn is None or ledger is None or turn.track is None:
+            raise RuntimeError("nobody waits")
+        if error is None and ledger.has(turn.exchange.intent_seq) and self._may_go(turn.track):
+            self._client.judged(turn, self._go)
+        else:
+            self._client.written(turn, turn.track.ready.use, self._came_back)
+
+    def _may_go(self, track: Track) -> bool:
+        """Whether nothing has changed while it waited."""
+        state = self._state
+        return not state.closed and standing.closed(state.run, track.ready.use) is None
+
+    def _go(self, turn: Turn) -> None:
+        """Send it, on the disk as it is."""
+        exchange, track, link = turn.exchange, turn.track, self._link
+        if track is None:
+            raise RuntimeError("no track")
+        state = self._state
+        state.run.allowed += 1
+        if self._gone or link is not track.link or not (link.is_quiet and self._serves(link, track)):
+            turn.take(track.sent.numbered(exchange.intent_seq))
+            self._came_back(turn)
+            return
+        self._judging, self._turn, turn.head_sent = False, turn, True
+        self._client.pool.busy(link)
+        state.pins[track.target.key] = link.pin
+        exchange.timer = self._deadline.later(self._steps.timeouts.first_byte, self._late)
+        link.send(track.head(exchange.intent_seq))
+        if self._buffer:
+            self._go_on()
+
+    def _serves(self, link: Link, track: Track) -> bool:
+        return link.owned.serves(self._state.run, track.target, link.pin)
+
+    def _late(self) -> None:
+        """The answer's head is not there in time."""
+        turn = self._turn
+        if turn is not None and turn.link is not None:
+            turn.exchange.failure = turn.exchange.failure or Reason.UPSTREAM_TIMEOUT
+            turn.link.cut()
+
+    # -- the answer ---------------------------------------------------------------------------------------------------
+
+    def answered(self, link: Link, data: bytes) -> bool:
+        """Let an answer through that is whole, and whose head is known. False: nothing was done."""
+        turn = self._turn
+        track = None if turn is None else turn.track
+        if turn is None or track is None or turn.link is not link or link is not self._link:
+            return False
+        exchange = turn.exchange
+        if turn.held or turn.interim or turn.answer is not None or exchange.failure is not None or exchange.finished:
+            return False
+        policy = self._state.run.policy
+        again = known(exchange, data, policy)
+        if again is None or again.length is None or again.chunked or not again.keep:
+            return False
+        size = len(again.raw)
+        if len(data) != size + again.length:
+            return False
+        body = data[size:]
+        if again.table is not None and not self._steps.judge.known.is_clean(again.table, body):
+            return False
+        exchange.timer = None
+        self._deadline.cancel()
+        exchange.status, exchange.ids, exchange.resp_bytes = again.status, again.ids, again.length
+        self._steps.judge.records.went(self._state, exchange, track.outcome)
+        link.idle = min(link.idle, again.idle)
+        link.uses += 1
+        self._turn = None
+        self._client.pool.rest(link)
+        self._pipe.send(b"%b\r\n%b" % (again.lines, body))
+        if self._buffer:
+            self._go_on()
+        return True
+
+    def _came_back(self, turn: Turn) -> None:
+        """Go on with a request that waited, or refuse it."""
+        raise NotImplementedError
+
+    def _go_on(self) -> None:
+        """See what is next."""
+        raise NotImplementedError
