@@ -15,7 +15,7 @@ from credgate.gateway import standing
 from credgate.gateway.dial import Streams
 from credgate.gateway.exchange import ClientState
 from credgate.gateway.hooks import Hooks
-from credgate.gateway.records import Pipe
+from credgate.gateway.linefields import Pipe
 from credgate.gateway.refusal import deny
 from credgate.gateway.tunnel import Piped
 from credgate.runs import Listener, Run

@@ -4,13 +4,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from credgate.gateway.digests import digests_of
 from credgate.gateway.exchange import ClientState, Exchange
 from credgate.gateway.floods import WINDOW, Fields, Floods
 from credgate.gateway.ledgers import Appends, TakesEnds, TakesForms
+from credgate.gateway.linefields import Pipe, pipe_fields, request_fields, run_fields, wire_fields
 from credgate.gateway.refusal import Refusal
 from credgate.known import KnownValues
 from credgate.ledger.form import Form, fragment
@@ -147,8 +148,8 @@ class Records:
         """What that line holds before it has a number."""
         allow = exchange.allow
         return {
-            **_run_fields(state),
-            **_request_fields(exchange),
+            **run_fields(state),
+            **request_fields(exchange),
             "verdict": "allow",
             "rule": "" if allow is None else allow.rule,
             "route": "" if allow is None else allow.route,
@@ -212,7 +213,7 @@ class Records:
             state.run.alarm(refusal.deny.reason.value, told)
         held = self._refused(
             state,
-            **self._masked(_request_fields(exchange) if exchange.request else _wire_fields(wire)),
+            **self._masked(request_fields(exchange) if exchange.request else wire_fields(wire)),
             reason=refusal.deny.reason.value,
             rule=refusal.deny.rule,
             status=refusal.deny.status,
@@ -226,7 +227,7 @@ class Records:
         """Say that the jail's own refresh call was answered here. No host: no target has a record of it."""
         exchange.finished = True
         self.ledger.append(
-            "mint", **_run_fields(state), verdict="answered", rule=f"mint.{mint}", detail="the jail's own refresh call"
+            "mint", **run_fields(state), verdict="answered", rule=f"mint.{mint}", detail="the jail's own refresh call"
         )
 
     def connection(self, state: ClientState, reason: Reason, *, detail: str = "", request_id: str = "") -> None:
@@ -247,7 +248,7 @@ class Records:
 
     def _refused(self, state: ClientState, **more: object) -> str:
         """Write a denial, or count it among those that are alike: then the id of the line that will stand for it."""
-        fields = {"ev": "deny", **_run_fields(state), "verdict": "deny", **more}
+        fields = {"ev": "deny", **run_fields(state), "verdict": "deny", **more}
         held = self._floods.hold(state.run.id, fields, asyncio.get_running_loop().time())
         if not held:
             self._write(fields)
@@ -279,7 +280,7 @@ class Records:
     def tunnel(self, state: ClientState, pipe: "Pipe") -> None:
         """Say that opaque bytes will pass; `pipe` gets the line's number."""
         pipe.seq = self.ledger.append(
-            "tunnel", **_run_fields(state), **_pipe_fields(pipe), verdict="allow", pin=pipe.pin, detail=pipe.note
+            "tunnel", **run_fields(state), **pipe_fields(pipe), verdict="allow", pin=pipe.pin, detail=pipe.note
         )
 
     def tunnel_end(self, state: ClientState, pipe: "Pipe", *, reason: Reason | None, detail: str) -> None:
@@ -287,7 +288,7 @@ class Records:
         self.ledger.append(
             "tunnel",
             run=state.run.id,
-            **_pipe_fields(pipe),
+            **pipe_fields(pipe),
             intent_seq=pipe.seq,
             reason=reason.value if reason else "",
             detail=detail,
@@ -300,7 +301,7 @@ class Records:
     def broken_off(self, state: ClientState, sni: str) -> None:
         """Say that a client did not finish TLS with us: most often one that does not know our CA."""
         self.ledger.append(
-            "tunnel", **_run_fields(state), port=state.port, sni=sni, detail="the client broke off the TLS handshake"
+            "tunnel", **run_fields(state), port=state.port, sni=sni, detail="the client broke off the TLS handshake"
         )
 
 
@@ -357,62 +358,3 @@ def _clean(table: Table, value: object) -> object:
 def pin_of(exchange: Exchange) -> str:
     """What the ledger says of the address that it goes to."""
     return exchange.pin if exchange.target is None else exchange.target.pin(exchange.pin)
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Pipe:
-    """What the ledger says of one opaque connection. `seq` 0: no line of it is open."""
-
-    rule: str
-    host: str
-    port: int
-    via: str  # "tcp": out of the jail; "publish": into it
-    seq: int = 0
-    pin: str = ""
-    note: str = ""
-    req_bytes: int = 0
-    resp_bytes: int = 0
-    started: float = field(default_factory=time.monotonic)
-
-
-def _pipe_fields(pipe: Pipe) -> dict[str, object]:
-    return {"rule": pipe.rule, "host": pipe.host, "port": pipe.port, "via": pipe.via}
-
-
-def _run_fields(state: ClientState) -> dict[str, object]:
-    run = state.run
-    return {"run": run.id, "role": run.role, "proof": run.proof, "policy_sha256": run.policy.sha256}
-
-
-def _request_fields(exchange: Exchange) -> dict[str, object]:
-    request = exchange.request
-    if request is None:
-        return {}
-    return {
-        "via": request.via.value,
-        "http_version": request.http_version,
-        "scheme": request.scheme,
-        "host": request.host,
-        "port": request.port,
-        "method": request.method,
-        "path": exchange.path or request.path,
-        "query_names": request.query_names if exchange.query_names is None else exchange.query_names,
-    }
-
-
-def _wire_fields(wire: Wire | None) -> dict[str, object]:
-    if wire is None:
-        return {}
-    host = wire.connect_host or wire.authority
-    for name, value in wire.headers:
-        if not host and name.lower() == b"host":
-            host = value
-    return {
-        "via": wire.via.value,
-        "http_version": wire.http_version,
-        "host": host.decode("latin-1"),
-        "port": wire.connect_port or wire.listen_port,
-        "method": wire.method.decode("latin-1"),
-        "path": wire.target.partition(b"?")[0].decode("latin-1"),  # names of the query only where it was parsed
-        "sni": wire.sni or "",
-    }

@@ -13,7 +13,7 @@ from credgate.gateway.dial import DialError, Streams
 from credgate.gateway.exchange import ClientState, Target
 from credgate.gateway.handler import reset
 from credgate.gateway.hooks import Hooks
-from credgate.gateway.records import Pipe
+from credgate.gateway.linefields import Pipe
 from credgate.gateway.refusal import deny
 from credgate.ledger.record import LedgerError
 from credgate.runs import Run

@@ -8,6 +8,7 @@ import base64
 import fcntl
 import http.client
 import json
+import logging
 import os
 import socket
 import ssl
@@ -21,7 +22,11 @@ from typing import Protocol, assert_never
 from urllib.parse import urlsplit
 
 from credgate.ledger.note import Note
+from credgate.ledger.record import LedgerError
+from credgate.ledger.scan import root_fields
 from credgate.ledger.settings import FileWitness, OtlpWitness, SyslogWitness, WitnessSettings
+
+log = logging.getLogger(__name__)
 
 TIMEOUT = 5.0  # seconds for one delivery
 _PRI = 13 * 8 + 5  # facility "log audit", severity "notice" (RFC 5424 section 6.2.1)
@@ -179,6 +184,18 @@ def otlp_body(note: Note, now: int) -> dict[str, object]:
 
 
 type Say = Callable[[str, str, str, Note], None]  # name, "witness_taking" or "witness_failed", detail, note
+
+
+def said_in(append: Callable[..., int]) -> Say:
+    """Records by Ledger.append that a witness takes checkpoints, or no longer does; never closes anything."""
+
+    def say(name: str, state: str, detail: str, note: Note) -> None:
+        try:
+            append("checkpoint", witness=name, reason=state, detail=detail, **root_fields(note.checkpoint))
+        except LedgerError as error:
+            log.warning("ledger: %s: %s %s; not recorded: %s", name, state, detail, error.code)
+
+    return say
 
 
 class Teller:

@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -23,14 +24,14 @@ from credgate.ledger.flushing import by_kernel
 from credgate.ledger.form import Form, fragment
 from credgate.ledger.host import Clock, HostClock, SystemCalls, host_clock
 from credgate.ledger.linking import Given, chain_of
-from credgate.ledger.note import Note, origin_by
+from credgate.ledger.note import origin_by
 from credgate.ledger.record import LedgerError, Stamp, clean_fields
 from credgate.ledger.recover import Opened, open_tail, settle
-from credgate.ledger.scan import header_fields, root_fields
+from credgate.ledger.scan import header_fields
 from credgate.ledger.settings import Settings
 from credgate.ledger.syncing import Syncing, Told
 from credgate.ledger.tree import Tree
-from credgate.ledger.witness import Teller, name_of, way_to
+from credgate.ledger.witness import Teller, name_of, said_in, way_to
 from credgate.paths import PlaceError, open_private, sync_dir
 
 __all__ = ["Ledger", "SystemCalls", "host_clock"]
@@ -42,7 +43,7 @@ type Numbered = Callable[[int], Mapping[str, object]]
 _HINT = "free the disk or mend it, see `credgate log verify`, then start the gateway again"
 
 
-class Ledger:
+class Ledger(AbstractContextManager["Ledger"]):
     """An open ledger. Safe to use from several threads; `durable` from one event loop at a time."""
 
     def __init__(
@@ -70,7 +71,7 @@ class Ledger:
             broke=self._break_note,
             ended=self._tidy,
             every=(settings.every_lines, settings.every_seconds),
-            tellers=[Teller(name_of(item), way_to(item), self._say) for item in settings.witnesses],
+            tellers=[Teller(name_of(item), way_to(item), said_in(self.append)) for item in settings.witnesses],
         )
 
     @classmethod
@@ -300,13 +301,6 @@ class Ledger:
         self.append("pruned", **fields)
         self.sync()
 
-    def _say(self, name: str, state: str, detail: str, note: Note) -> None:
-        """Record that a witness takes checkpoints, or doesn't any more. It never holds up or closes anything."""
-        try:
-            self.append("checkpoint", witness=name, reason=state, detail=detail, **root_fields(note.checkpoint))
-        except LedgerError as error:
-            log.warning("ledger: %s: %s %s; not recorded: %s", name, state, detail, error.code)
-
     def change_key(self) -> bytes:
         """Sign with a new key from here on, and return its public half. The old one is gone. Raises LedgerError."""
         place = keys.beside(self._directory)
@@ -402,9 +396,6 @@ class Ledger:
         with self._write_lock:
             os.close(self._file.fd)
             os.close(self._lock_fd)  # lets the lock go
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
