@@ -29,7 +29,7 @@ from credgate.ledger.record import LedgerError, Stamp, clean_fields
 from credgate.ledger.recover import Opened, open_tail, settle
 from credgate.ledger.scan import header_fields
 from credgate.ledger.settings import Settings
-from credgate.ledger.syncing import Syncing, Told
+from credgate.ledger.syncing import Syncing
 from credgate.ledger.tree import Tree
 from credgate.ledger.witness import Teller, name_of, said_in, way_to
 from credgate.paths import PlaceError, open_private, sync_dir
@@ -65,6 +65,7 @@ class Ledger(AbstractContextManager["Ledger"]):
         self._write_lock = threading.RLock()
         self._sync_lock = threading.Lock()  # where both are held, this one is taken first
         self._syncing = Syncing(self.sync, by_kernel(calls.later, self._write_lock, self._out, self._ended))
+        self.tell = self._syncing.tell  # as `durable` of all lines so far, without a coroutine: told, one asks `has`
         self._checkpoints = Checkpoints(
             opened.directory,
             take=self._moment,
@@ -356,10 +357,6 @@ class Ledger(AbstractContextManager["Ledger"]):
                 raise ValueError(f"ledger: line {seq} was never written, the last one is {self._chain.seq}")
             await self._syncing.ask()
         self._check()
-
-    def tell(self, told: Told) -> None:
-        """As `durable` of all lines so far, but `told` is called by the loop, and has to ask `has` then."""
-        self._syncing.tell(told)
 
     def has(self, seq: int) -> bool:
         """Whether line `seq` is on the disk, of a ledger that is open."""
