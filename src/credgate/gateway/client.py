@@ -20,6 +20,7 @@ from credgate.gateway.front import Front, Hello, unread
 from credgate.gateway.hooks import Hooks
 from credgate.gateway.lane import ESTABLISHED, Lane
 from credgate.gateway.lanetarget import TargetSide
+from credgate.gateway.leaves import Leaves
 from credgate.gateway.link import Link, Pool
 from credgate.gateway.pipe import NOBODY, Pipe
 from credgate.gateway.refusal import Refusal, deny
@@ -27,15 +28,11 @@ from credgate.gateway.targettls import TargetTls
 from credgate.gateway.turn import Turn
 from credgate.gateway.waiting import BodyWanted
 from credgate.ledger.record import LedgerError
-from rules.decide import endpoint_for
 from rules.grants import Use
-from rules.hosts import HostError, normalize_host
 from rules.reasons import Reason
 from rules.verdict import Deny
 
 logger = logging.getLogger(__name__)
-
-_FALLBACK_NAME = "unnamed.invalid"
 
 
 class Door(Protocol):
@@ -43,6 +40,7 @@ class Door(Protocol):
 
     front: Front
     connects: Connects
+    leaves: Leaves
 
     def hand_over(self, client: "Client", data: bytes) -> None:
         """Have mitmproxy's engine go on with a connection; `data` came of it already."""
@@ -184,18 +182,9 @@ class Client(Ending):
             self._begin(data)
 
     def _leaf(self, sni: str | None) -> ssl.SSLContext:
-        """A leaf for the name that the client asks for, listed or not: the refusal is spoken inside."""
-        self.sni, state = sni, self.state
-        host = (sni or state.connect_host.decode("ascii", "replace").strip("[]") or state.run.gateway_ip).lower()
-        alpn: tuple[str, ...] = ("http/1.1",)
-        try:
-            name = normalize_host(host.encode("ascii"))
-        except (HostError, UnicodeEncodeError):
-            name = _FALLBACK_NAME
-        if isinstance(name, str):
-            endpoint = endpoint_for(state.run.policy, state.run.role, name, state.port, tls=True)
-            alpn = endpoint.alpn if endpoint is not None else alpn
-        return self._hooks.authority.context_for(name if isinstance(name, str) else str(name.address), alpn)
+        """A leaf for the name that the client asks for."""
+        self.sni = sni
+        return self._door.leaves.context(self.state, sni)
 
     def _no_handshake(self, unreadable: bool) -> None:
         records = self._hooks.judge.records
