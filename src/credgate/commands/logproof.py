@@ -12,7 +12,7 @@ from credgate.ledger import keys
 from credgate.ledger.bundle import write_bundle
 from credgate.ledger.export import FORMATS
 from credgate.ledger.files import segment_name, segments
-from credgate.ledger.kept import MAX_NOTES, kept
+from credgate.ledger.kept import head_of, kept
 from credgate.ledger.note import Checkpoint, Note, NoteError, parse_note, vkey
 from credgate.ledger.read import Damaged, Filter, Record, read_records
 from credgate.ledger.record import LedgerError
@@ -70,7 +70,7 @@ def _witnesses(directory: Path, options: argparse.Namespace) -> tuple[list[Kept]
         if not isinstance(witness, FileWitness):
             continue
         try:
-            notes = parse_note(witness.path.read_bytes()[:MAX_NOTES])
+            notes = parse_note(head_of(witness.path))
             found.append(Kept(who=f"file {witness.path}", notes=notes, others=True))
         except OSError as error:
             unread.append(f"witness file {witness.path}: {(error.strerror or str(error)).lower()}")

@@ -4,6 +4,7 @@ Of a ledger that goes on, what was there when it was exported; a checkpoint with
 it, says that it was cut there on purpose. The private key never goes in.
 """
 
+import errno
 import io
 import os
 import re
@@ -17,6 +18,7 @@ from pathlib import Path
 from credgate.ledger import keys
 from credgate.ledger.checkpoints import EXPORT
 from credgate.ledger.files import (
+    MAX_TAIL,
     PACKED,
     notes_files,
     notes_name,
@@ -31,6 +33,7 @@ from credgate.ledger.record import LedgerError
 from credgate.ledger.report import Report, Status
 from credgate.ledger.verify import verify
 
+_MEMBER_BYTES = 8**11 - 1  # as many as USTAR can say
 _PREFIX = "credgate-ledger/"
 _MEMBER = re.compile(
     r"credgate-ledger/(seg-\d{6}\.jsonl(\.gz)?|seg-\d{6}\.notes|torn-\d{1,9}\.bin|pubkey\.pem|keychanges\.jsonl)",
@@ -82,7 +85,7 @@ def _fill(tar: tarfile.TarFile, directory: Path, report: Report) -> None:
     if extra and not (directory / notes_name(last)).exists():
         _add(tar, notes_name(last), extra[0].data())
     for _, path in torn_files(directory):
-        _add(tar, path.name, read_file(path))
+        _add_head(tar, path, 0, most=MAX_TAIL)
 
 
 def _until(path: Path, count: int, limit: int) -> tuple[int, int]:
@@ -112,9 +115,12 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     tar.addfile(_member(name, len(data)), io.BytesIO(data))
 
 
-def _add_head(tar: tarfile.TarFile, path: Path, length: int) -> None:
+def _add_head(tar: tarfile.TarFile, path: Path, length: int, most: int = _MEMBER_BYTES) -> None:
     with os.fdopen(open_plain(path), "rb") as file:
-        tar.addfile(_member(path.name, length or os.fstat(file.fileno()).st_size), file)
+        size = os.fstat(file.fileno()).st_size
+        if (length or size) > most:
+            raise OSError(errno.EFBIG, f"{path.name} has {length or size} bytes, at most {most}")
+        tar.addfile(_member(path.name, length or size), file)
 
 
 def _member(name: str, size: int) -> tarfile.TarInfo:
@@ -137,7 +143,8 @@ def opened(place: Path) -> Iterator[Path]:
         directory.mkdir(mode=0o700)
         try:
             _unpack(place, directory)
-        except (tarfile.TarError, EOFError, ValueError, OSError) as error:
+        # RecursionError: a header of tarfile's that says what the next one is called, again and again
+        except (tarfile.TarError, EOFError, ValueError, OSError, RecursionError) as error:
             hint = "it is made by `credgate log export --bundle FILE`"
             raise LedgerError("bad_bundle", f"{place}: not a bundle: {error}", hint, exit_status=4) from error
         yield directory
@@ -148,7 +155,8 @@ def _unpack(place: Path, directory: Path) -> None:
     with place.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
         for member in tar:
             match = _MEMBER.fullmatch(member.name)
-            source = tar.extractfile(member) if match and member.isreg() else None
+            # a sparse one would take more room than the bundle has bytes, without end
+            source = tar.extractfile(member) if match and member.isreg() and not member.issparse() else None
             if match is None or source is None:
                 raise ValueError(f"holds {member.name[:80]!r}")
             with (directory / match[1]).open("xb") as target:

@@ -3,6 +3,7 @@
 `seg-N.jsonl` holds lines; a closed one may be packed as `seg-N.jsonl.gz`. `seg-N.notes` holds its checkpoints.
 """
 
+import errno
 import gzip
 import os
 import re
@@ -21,6 +22,8 @@ _NOTES = re.compile(r"seg-(\d{6})\.notes", re.ASCII)
 _TORN = re.compile(r"torn-(\d+)\.bin", re.ASCII)
 _PENDING = re.compile(r"torn-(\d+)\.new", re.ASCII)
 _CHUNK = 64 * 1024
+MAX_FILE = 256 << 20  # bytes of a key, or of a segment's checkpoints: one a second of a day takes a tenth of it
+MAX_TAIL = 1 << 30  # bytes without a newline; a file may say that it has more than any disk
 
 
 def segment_name(number: int) -> str:
@@ -77,9 +80,12 @@ def open_plain(path: Path) -> int:
 
 
 def read_file(path: Path) -> bytes:
-    """A small file of a ledger, whole. OSError comes through."""
+    """A small file of a ledger, whole. OSError comes through, also for one that is not small."""
     with os.fdopen(open_plain(path), "rb") as file:
-        return file.read()
+        # by what it says first: a hole is read as zeros, and a terabyte of them takes nothing on a disk
+        if os.fstat(file.fileno()).st_size <= MAX_FILE and len(data := file.read(MAX_FILE + 1)) <= MAX_FILE:
+            return data
+    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
 
 
 def segment_lines(path: Path, offset: int = 0) -> Iterator[bytes]:
@@ -124,9 +130,13 @@ def lines(fd: int, offset: int = 0) -> Iterator[bytes]:
 
 
 def whole_length(fd: int) -> int:
-    """Offset behind the last newline of an open segment: what follows is a torn tail."""
-    end = os.fstat(fd).st_size
+    """Offset behind the last newline of an open segment: what follows is a torn tail. Raises OSError for a longer one
+    than a crash can leave.
+    """
+    size = end = os.fstat(fd).st_size
     while end > 0:
+        if size - end > MAX_TAIL:
+            raise OSError(errno.EFBIG, f"more than {MAX_TAIL >> 30} GiB without a newline at its end")
         start = max(0, end - _CHUNK)
         at = os.pread(fd, end - start, start).rfind(b"\n")
         if at >= 0:

@@ -9,11 +9,17 @@ from credgate.ledger.report import Kept
 MAX_NOTES = 64 * 1024 * 1024  # bytes
 
 
+def head_of(path: Path) -> bytes:
+    """What such a file holds, as far as it is read. OSError comes through."""
+    with path.open("rb") as file:
+        return file.read(MAX_NOTES)
+
+
 def kept(path: Path) -> Kept:
     """The checkpoints of a file, under its path. Raises LedgerError (exit_status 4)."""
     hint = "give a file with a checkpoint as `credgate log checkpoint` prints it"
     try:
-        return Kept(who=str(path), notes=parse_note(path.read_bytes()[:MAX_NOTES]))
+        return Kept(who=str(path), notes=parse_note(head_of(path)))
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise LedgerError("bad_checkpoint", f"can't read {path}: {why}", hint, exit_status=4) from error

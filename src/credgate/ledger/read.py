@@ -1,5 +1,6 @@
 """Read a ledger for people: filtered, and live. Whether it is sound is verify's business."""
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +13,7 @@ from credgate.ledger.files import PackError, segment_lines, segment_name, segmen
 from credgate.ledger.record import LedgerError
 
 type Record = Mapping[str, object]
+IN_A_ROW = 1000  # damaged lines: then a segment is none of ours, and 100 KB of it may unpack to as many million
 _POLL = 0.2  # seconds: a person reads it
 
 
@@ -94,10 +96,18 @@ def _from(position: _Position, want: Filter) -> Iterator[Record | Damaged]:
 
 def _taken(path: Path, position: _Position, want: Filter) -> Iterator[Record | Damaged]:
     """The records of one segment behind the position that are wanted; it moves on with them."""
+    damaged = 0
     for line in _new_lines(path, position):
         item = _item(path, line)
+        damaged = damaged + 1 if isinstance(item, Damaged) else 0
         if isinstance(item, Damaged) or want.takes(item):
             yield item
+        if damaged == IN_A_ROW:
+            yield Damaged(
+                segment=path.name, detail=f"{damaged} damaged lines in a row: what is behind them is not shown"
+            )
+            position.offset = sys.maxsize
+            return
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from credgate.ledger.attest import (
 from credgate.ledger.chain import LineFault, follow
 from credgate.ledger.checkpoints import EXPORT
 from credgate.ledger.files import (
+    MAX_TAIL,
     PACKED,
     PackError,
     lines,
@@ -287,5 +288,8 @@ def _check_torn(directory: Path, walk: Walk) -> tuple[str, ...]:
 
 
 def _digest(path: Path) -> str:
+    """The file's digest; "" for one that is longer than any torn tail."""
     with os.fdopen(open_file(path), "rb") as file:
+        if os.fstat(file.fileno()).st_size > MAX_TAIL:
+            return ""
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,9 +9,10 @@ import gzip
 import hashlib
 import io
 import json
+import re
 import zlib
 from collections import Counter
-from collections.abc import Buffer, Iterator
+from collections.abc import Buffer, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,26 @@ from credgate.reconcile.model import ReconcileError, clean
 
 MAX_RECORD = 8 * 1024 * 1024  # CloudTrail's own bound of an event is 256 KB; no format comes near
 _CHUNK = 1024 * 1024
-_SPACE = " \t\r\n"
+_NO_SPACE = re.compile(r"[^ \t\r\n]")
+# Lines of nothing but space, together: a gigabyte of them packs into a megabyte, and one by one they take minutes.
+_BLANK = re.compile(rb"\n[\r\n \t]*\n")
+MOST_LOST = 1_000_000  # records of a file that can't be read, if they are nine in ten of all
+_FREE, _TIMES = (
+    64 << 20,
+    200,
+)  # bytes that a packed file may unpack to, and how many times its size beside; logs: 10 to 50
 # Lists that hold the records, where an export is one document: AWS, Slack, OpenAI/Anthropic/Stripe, Cloudflare, Azure,
 # Google (BigQuery's rows are lines).
 WRAPPERS = ("Records", "records", "entries", "data", "result", "value", "events", "Events")
 CUT_OFF = "file ends within a record"
 NOT_JSON = "not JSON"
 TOO_LONG = "record too long"
+BOMB = "unpacks to far more than a log does: the rest was not read"
+THE_REST = "all the rest: nothing of it was read"
+
+
+class HopelessError(Exception):
+    """Next to nothing of a file can be read. Its source is whole all the same."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,10 +54,15 @@ class Source:
     size: int = 0
     records: int = 0
     unreadable: Counter[str] = field(default_factory=Counter)
+    _lost: int = 0
 
     def lost(self, why: str) -> None:
-        """Count one that couldn't be read."""
+        """Count one that couldn't be read. Raises HopelessError where more of it is not worth reading."""
         self.unreadable[why] += 1
+        self._lost += 1
+        if self._lost >= MOST_LOST and self._lost * 10 >= self.records * 9:
+            self.unreadable[THE_REST] += 1
+            raise HopelessError
 
 
 def expand(patterns: list[str]) -> list[Path]:
@@ -100,7 +119,7 @@ class Opened:
     def _decoded(self) -> "_Stream":
         stream: _Stream = self._buffered
         if stream.peek(2)[:2] == b"\x1f\x8b":
-            stream = io.BufferedReader(_Unpacked(stream), _CHUNK)
+            stream = io.BufferedReader(_Unpacked(stream, lambda: self._raw.size), _CHUNK)
         try:
             mark = stream.peek(3)[:3]
         except (OSError, EOFError, zlib.error):
@@ -126,8 +145,9 @@ class Opened:
         """Up to `size` bytes; b"" at the end, also where the file's compression is broken, which is counted."""
         try:
             return self._stream.read1(size)
-        except (OSError, EOFError, zlib.error, UnicodeError):
-            self.source.lost("compression or encoding broken")
+        except (OSError, EOFError, zlib.error, UnicodeError) as error:
+            bomb = isinstance(error, _BombError)
+            self.source.lost(BOMB if bomb else "compression or encoding broken")
             self._stream = io.BufferedReader(io.BytesIO())
             return b""
 
@@ -135,7 +155,7 @@ class Opened:
         """The lines without their ends, behind the bytes `first` that were read already. Empty ones are left out."""
         rest = first
         while chunk := self.read(_CHUNK):
-            *whole, rest = (rest + chunk).split(b"\n")
+            *whole, rest = _BLANK.sub(b"\n", rest + chunk).split(b"\n")
             yield from (line for line in map(_trimmed, whole) if line)
             if len(rest) > MAX_RECORD:
                 rest = self._past_line()
@@ -156,11 +176,16 @@ def _trimmed(line: bytes) -> bytes:
     return line.rstrip(b"\r\n \t")
 
 
+class _BombError(OSError):
+    pass
+
+
 class _Unpacked(io.RawIOBase):
     """A gzip stream a little at a time: what comes before a break isn't lost with it."""
 
-    def __init__(self, stream: _Stream) -> None:
-        self._gzip = gzip.GzipFile(fileobj=stream)
+    def __init__(self, stream: _Stream, packed: Callable[[], int]) -> None:
+        """`packed`: bytes that were read of it."""
+        self._gzip, self._packed, self._out = gzip.GzipFile(fileobj=stream), packed, 0
 
     def readable(self) -> bool:
         return True
@@ -168,6 +193,9 @@ class _Unpacked(io.RawIOBase):
     def readinto(self, buffer: Buffer) -> int:
         view = memoryview(buffer)
         data = self._gzip.read1(min(len(view), 64 * 1024))
+        self._out += len(data)
+        if self._out > _FREE + self._packed() * _TIMES:
+            raise _BombError
         view[: len(data)] = data
         return len(data)
 
@@ -296,11 +324,11 @@ class _Scanner:
     def peek(self) -> str:
         """The next character that is no space; "" at the end."""
         while True:
-            while self._at < len(self._buffer):
-                char = self._buffer[self._at]
-                if char not in _SPACE:
-                    return char
-                self._at += 1
+            found = _NO_SPACE.search(self._buffer, self._at)
+            if found is not None:
+                self._at = found.start()
+                return found[0]
+            self._at = len(self._buffer)
             if not self._fill():
                 return ""
 

@@ -5,7 +5,7 @@ Nothing here holds more than a row; DuckDB itself spills to the directory when i
 
 import csv
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,10 +14,11 @@ import duckdb
 
 from credgate.reconcile.gateway import Call, Seen, calls
 from credgate.reconcile.model import Event, ReconcileError, Unreadable
-from credgate.reconcile.reading import Opened, Source, json_values
+from credgate.reconcile.reading import HopelessError, Opened, Source, json_values
 from credgate.reconcile.table import csv_records
 from credgate.reconcile.tables import Columns
 from credgate.reconcile.targets import Target
+from credgate.reconcile.times import EARLIEST, LATEST
 
 MEMORY = "1GB"
 _CALLS = {
@@ -167,17 +168,21 @@ class Taken:
     def file(self, src: int, target: Target, path: Path) -> Source:
         """Read one export. What can't be read is counted in what is returned."""
         self._files += 1
-        with Opened(path) as opened:
-            source = opened.source
-            for number, value in _values(opened, target):
-                try:
-                    events = target.parse(value)
-                except Unreadable as error:
-                    source.lost(str(error))
-                    continue
-                for event in events:
-                    self._write(src, number, event, target)
-        return source
+        with Opened(path) as opened, suppress(HopelessError):
+            self._take(src, target, opened)
+        return opened.source
+
+    def _take(self, src: int, target: Target, opened: Opened) -> None:
+        for number, value in _values(opened, target):
+            try:
+                events = target.parse(value)
+                if any(event.t < EARLIEST or event.t_end > LATEST for event in events):  # a duration of no request
+                    raise Unreadable("time out of range")
+            except Unreadable as error:
+                opened.source.lost(str(error))
+                continue
+            for event in events:
+                self._write(src, number, event, target)
 
     def _write(self, src: int, number: int, event: Event, target: Target) -> None:
         row = self._next

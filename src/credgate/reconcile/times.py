@@ -7,7 +7,7 @@ from credgate.reconcile.model import SECOND, Unreadable
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ZERO = datetime(1970, 1, 1)
-_LOW, _HIGH = 946_684_800 * SECOND, 4_102_444_800 * SECOND  # 2000 to 2100: outside it is a unit mistaken
+EARLIEST, LATEST = 946_684_800 * SECOND, 4_102_444_800 * SECOND  # 2000 to 2100: outside it is a unit mistaken
 _MONTHS = {
     name: number
     for number, name in enumerate(
@@ -65,7 +65,7 @@ def _scaled(value: str) -> int:
 
 
 def _checked(micros: int) -> int:
-    if not _LOW <= micros <= _HIGH:
+    if not EARLIEST <= micros <= LATEST:
         raise Unreadable("time out of range")
     return micros
 

@@ -107,3 +107,48 @@ def test_ids_that_are_missing_leave_the_window(tmp_path: Path) -> None:
     case.call(20, path="/b")
     case.export("log", web(10, "/a", more=' "feedfacefeedface"'), web(20, "/b", more=' "-"'))
     assert case.run("nginx=log").requests == ["matched", "matched"]
+
+
+OWN = (
+    "[source.own]\nformat = 'jsonl'\nhosts = ['a.example']\n[source.own.fields]\ntime = 't'\npath = 'p'\n"
+    "method = 'm'\nstatus = 's'\nid = 'id'\nservice = 'sv'\nduration_ms = 'd'\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "unreadable"),
+    [
+        ({"id": "\ud800"}, 0),
+        ({"sv": "\ud800"}, 0),
+        ({"id": "\\N"}, 0),
+        ({"id": "a\n1,2,3\x1b[2J"}, 0),
+        ({"d": 10**18 - 1}, 1),
+    ],
+)
+def test_one_record_is_not_the_end_of_a_report(more: dict[str, object], unreadable: int, tmp_path: Path) -> None:
+    """A text that UTF-8 can't hold, or a duration of a million years, ended it with a traceback."""
+    case = Case(directory=tmp_path)
+    case.call(10, path="/a")
+    good = {"t": "2026-06-01T08:00:10Z", "m": "GET", "p": "/a", "s": 200, "id": "x-1"}
+    case.export("log", json.dumps(good), json.dumps({**good, "p": "/b", "id": "x-2", **more}))
+    case.mapping(OWN)
+    said = case.run("own=log")
+    assert said.requests == ["matched"]
+    assert said.records == ["matched", "target-only"][: 2 - unreadable]
+    (part,) = said.result.parts
+    assert sum(part.files[0].unreadable.values()) == unreadable
+
+
+@pytest.mark.parametrize("name", ["envoy", "squid"])
+def test_a_duration_of_no_request_is_unreadable(name: str, tmp_path: Path) -> None:
+    lines = {
+        "envoy": '[2026-06-01T08:00:10.000Z] "GET /a HTTP/2" 200 - 0 0 %d 1 "-" "-" "-" "a.example" "-"',
+        "squid": "1780300810.000 %d 192.0.2.1 TCP_MISS/200 5 GET http://a.example/a - DIRECT/192.0.2.7 text/plain",
+    }
+    case = Case(directory=tmp_path)
+    case.call(10, path="/a")
+    case.export("log", lines[name] % 5, lines[name] % (10**18 - 1))
+    said = case.run(f"{name}=log")
+    assert said.requests == ["matched"]
+    (part,) = said.result.parts
+    assert part.files[0].records == 2

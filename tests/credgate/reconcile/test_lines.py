@@ -12,7 +12,7 @@ from credgate.ledger.record import FIELDS, OWN_FIELDS
 from credgate.reconcile import lines
 from credgate.reconcile.lines import Line, line_of
 from credgate.reconcile.model import ReconcileError
-from tests.credgate.reconcile.rig import Case
+from tests.credgate.reconcile.rig import Case, web
 
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.text(max_size=8), st.floats(allow_nan=False),
@@ -54,3 +54,30 @@ def test_a_signed_line_without_a_time_is_an_error(tmp_path: Path, monkeypatch: p
     case.export("log", "")
     with pytest.raises(ReconcileError, match="record 1: time not understood"):
         case.run("nginx@a.example=log")
+
+
+@pytest.mark.parametrize("name", ["ms", "status", "req_bytes", "resp_bytes", "count", "intent_seq", "seq"])
+@pytest.mark.parametrize("value", [-1, 2**63, 2**64 - 1, 2**70])
+def test_a_number_that_no_writer_gives_is_none(name: str, value: int) -> None:
+    """They are added up, and go into columns of 64 bits: one of them was the end of the whole report."""
+    assert line_of(json.dumps({name: value}).encode()) == Line()
+    assert line_of(json.dumps({name: value, "host": "\x1b"}).encode()) == Line(host="\\x1b")
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [{"resp_bytes": 2**63}, {"count": 2**63}, {"count": -5}, {"count": 0}, {"ms": 2**63 - 1}, {"ms": -(2**62)}],
+)
+def test_a_forged_number_changes_no_count(
+    forged: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("credgate.reconcile.fabricate.clean_fields", lambda _ev, fields: dict(fields))
+    case = Case(directory=tmp_path)
+    case.call(10, path="/a")
+    for *_, fields in case.entries:
+        fields.update(forged)
+    case.deny(20, path="/b", **forged)
+    case.export("log", web(10, "/a"))
+    said = case.run("nginx@a.example=log")
+    assert said.requests[0] == "matched"
+    assert said.result.seen.denied == 1

@@ -48,8 +48,8 @@ class Mapped:
             Event(
                 t=start,
                 t_end=start + whole(self._text(record, "duration_ms").partition(".")[0], 0) * 1000,
-                primary=self._text(record, "id"),
-                service=self._text(record, "service") or "http",
+                primary=clean(self._text(record, "id")),
+                service=clean(self._text(record, "service")) or "http",
                 host=clean(host).casefold().partition(":")[0],
                 method=clean(self._text(record, "method")).upper(),
                 path=path_of(path) if path else "",
