@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from credgate import compiled
 from credgate.ledger.flushing import KernelSyncs
 from credgate.ledger.record import LedgerError
 from credgate.ledger.report import Status
@@ -204,7 +205,18 @@ def test_a_loop_that_ends_while_a_sync_is_under_way_leaves_it_to_the_next(direct
     place.ledger.close()
 
 
-# --- the kernel itself
+# --- the kernel itself, asked by the compiled module and by ctypes
+
+
+@pytest.fixture(params=["compiled", "ctypes"])
+def _asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "ctypes":
+        monkeypatch.setattr(compiled, "load", lambda _name: None)
+    else:
+        assert compiled.load("aio") is not None
+
+
+by_both = pytest.mark.usefixtures("_asked")
 
 
 def _wait(done: int) -> None:
@@ -214,6 +226,8 @@ def _wait(done: int) -> None:
     os.eventfd_read(done)
 
 
+@pytest.mark.needs("compiler")
+@by_both
 def test_the_kernel_tells_of_each_file_by_its_mark(tmp_path: Path) -> None:
     done = os.eventfd(0, os.EFD_NONBLOCK)
     syncs = KernelSyncs.open(done)
@@ -231,6 +245,8 @@ def test_the_kernel_tells_of_each_file_by_its_mark(tmp_path: Path) -> None:
     os.close(done)
 
 
+@pytest.mark.needs("compiler")
+@by_both
 def test_what_cannot_be_synced_is_an_error(tmp_path: Path) -> None:
     done = os.eventfd(0, os.EFD_NONBLOCK)
     syncs = KernelSyncs.open(done)
@@ -242,11 +258,15 @@ def test_what_cannot_be_synced_is_an_error(tmp_path: Path) -> None:
         os.close(descriptor)
     with pytest.raises(OSError, match="Bad file descriptor"):
         syncs.submit(writing, 2)
+    with pytest.raises((OSError, OverflowError, ValueError)):
+        syncs.submit(-1, 2)
     assert syncs.landed() == []
     syncs.close()
     os.close(done)
 
 
+@pytest.mark.needs("compiler")
+@by_both
 def test_a_ledger_is_durable_by_the_kernel_alone(directory: Path) -> None:
     """No thread waits for the disk, and fdatasync(2) is for the ends of segments."""
 

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable
+from time import monotonic
 from typing import Protocol
 
 from credgate.gateway import waiting
@@ -63,7 +64,7 @@ class Client(Ending):
         self._progress = Deadline()
         self._judging: dict[Turn, asyncio.Task[None] | None] = {}
         self._is_lost = False
-        self._moved = self._loop.time()
+        self._moved = monotonic()
         self._watch = self._loop.call_later(self.steps.timeouts.idle, self._look)
         if not state.listener.proxy:
             self._expect_progress()
@@ -72,7 +73,7 @@ class Client(Ending):
 
     def received(self, _pipe: Pipe, data: bytes) -> None:
         """Bytes of the client's."""
-        self._moved = self._loop.time()
+        self._moved = monotonic()
         try:
             if self._lane is not None:
                 self._lane.received(data)
@@ -299,7 +300,7 @@ class Client(Ending):
         self._judging.pop(turn, None)
         self._record_if_dead()
         if then is not None and not self.dead:
-            self._moved = self._loop.time()
+            self._moved = monotonic()
             try:
                 then(turn)
             except Exception as error:  # noqa: BLE001 - as in received
@@ -327,7 +328,7 @@ class Client(Ending):
 
     def heard(self, lane: TargetSide, link: Link, data: bytes = b"") -> None:
         """Something came of a target, or it ended."""
-        self._moved = self._loop.time()
+        self._moved = monotonic()
         try:
             if data:
                 if not link.inbox and lane.answered(link, data):
@@ -379,7 +380,7 @@ class Client(Ending):
 
     def _look(self) -> None:
         """End it where nothing has moved for the idle time; else look again when that could be so."""
-        left = self._moved + self.steps.timeouts.idle - self._loop.time()
+        left = self._moved + self.steps.timeouts.idle - monotonic()
         if left > 0 or self._judging:
             self._watch = self._loop.call_later(max(left, 1.0), self._look)
             return

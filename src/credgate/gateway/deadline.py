@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic  # what a loop's time() is, without its frame
 
 
 class Deadline:
@@ -17,7 +18,7 @@ class Deadline:
 
     def later(self, seconds: float, call: Callable[[], None]) -> "Deadline":
         """As the loop's call_later, in the place of what was set before."""
-        self._at, self._call = self._loop.time() + seconds, call
+        self._at, self._call = monotonic() + seconds, call
         if self._timer is None or self._timer.when() > self._at:
             self._arm()
         return self
@@ -43,7 +44,7 @@ class Deadline:
         call = self._call
         if call is None:
             return
-        if self._loop.time() < self._at:
+        if monotonic() < self._at:
             self._arm()
             return
         self._call = None

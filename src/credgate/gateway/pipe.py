@@ -166,7 +166,25 @@ class Pipe(asyncio.BufferedProtocol):
             self.end.received(self, bytes(_wire[:nbytes]))
             return
         self._incoming.write(_wire[:nbytes])
-        self._pump()
+        if self.secure and nbytes < SHORT:
+            self._one_record(nbytes)
+        else:
+            self._pump()
+
+    def _one_record(self, nbytes: int) -> None:
+        """Take what was read, as a request or an answer comes: one record. Whatever more there is, `_pump` does."""
+        data, over = b"", False
+        try:
+            data = cast("ssl.SSLObject", self._tls).read(nbytes)
+            over = not data  # close_notify
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError:  # a record that is none, or an alert
+            self.broken = over = True
+        if data and not self._incoming.pending and self._outgoing.pending <= self._ticket:
+            self.end.received(self, data)
+        else:
+            self._pump(data, over)
 
     def eof_received(self) -> None:
         """The other side's FIN. asyncio closes the socket then, once all was sent."""
@@ -210,19 +228,23 @@ class Pipe(asyncio.BufferedProtocol):
         """TLS, where it was begun."""
         return self._tls
 
-    def _pump(self) -> None:
-        """Take what came through TLS, as far as it goes."""
+    def _pump(self, data: bytes = b"", over: bool = False) -> None:
+        """Take what came through TLS, as far as it goes; `data` and `over` are what came of it already."""
         if not self.secure and not self._shake():
             return
-        over = False
-        while self._incoming.pending and not over and not (self.closing or self.ended):
-            data, over = self._decrypted()
+        first = bool(data or over)
+        while first or (self._incoming.pending and not over and not (self.closing or self.ended)):
+            first = False
+            if not over:
+                more, over = self._decrypted()
+                data += more
             if self._outgoing.pending > self._ticket:  # a flood of them: it would wait here for who reads nothing
                 self._own += self._outgoing.pending - self._ticket
                 if self._own > OWN:
                     self.broken = over = True
             if data:
                 self.end.received(self, data)
+            data = b""
         if not self.closing and self._outgoing.pending > self._ticket:
             self.flush()
         if over:

@@ -11,7 +11,9 @@ import os
 import platform
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol, Self
+from typing import Protocol, Self, cast
+
+from credgate import compiled
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +64,13 @@ class Later(Protocol):
 
 
 class KernelSyncs:
-    """`Later` by the kernel. For one thread at a time; none of its calls lets go of the interpreter's lock."""
+    """`Later` by the kernel, which native/modules/aio.c asks where it was built, and ctypes else.
+
+    For one thread at a time; no call but `close` lets go of the interpreter's lock.
+    """
 
     def __init__(self, context: int, numbers: tuple[int, int, int, int], done: int) -> None:
+        self._compiled, self._at, self._done = compiled.load("aio"), context, done
         self._context = ctypes.c_ulong(context)
         _, self._destroy, self._getevents, self._submit = numbers
         self._request = _Request(opcode=_FDSYNC, flags=_RESFD, resfd=done)
@@ -84,6 +90,11 @@ class KernelSyncs:
 
     def submit(self, fd: int, mark: int) -> None:
         """Begin to sync what is in the file now. Raises OSError: nothing was begun."""
+        if self._compiled is not None:
+            why = self._compiled.submit(self._at, fd, mark, self._done)
+            if why:
+                raise OSError(why, os.strerror(why))
+            return
         self._request.fildes, self._request.data = fd, mark
         if self._submits(self._submit, self._context, 1, self._requests) != 1:
             code = ctypes.get_errno()
@@ -91,6 +102,8 @@ class KernelSyncs:
 
     def landed(self) -> list[tuple[int, int]]:
         """What ended since the last call: its mark, and 0 or an errno."""
+        if self._compiled is not None:
+            return cast("list[tuple[int, int]]", self._compiled.landed(self._at))
         count = self._call(self._getevents, self._context, 0, _AT_ONCE, self._events, None)
         return [(event.data, -event.res) for event in self._events[: max(count, 0)]]
 
