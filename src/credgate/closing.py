@@ -36,12 +36,14 @@ async def close(session: "Session", ending: Ending) -> None:
     session.work.close()
     if session.spare is not None:
         session.spare.drop()
-    with session.going_on("confirm the death of pid 1"):
-        await _confirm_death(session)
+    if ending.empty:  # pid 1 asks for nothing: who served the others can go while the kernel takes it down
+        await together(_dead(session), _nothing_listens(session))
+    else:
+        await _dead(session)
+        await _nothing_listens(session)
     if not session.ended_for:
         ending.reason = session.limits.reason(ending.status, ending.reason)
-    # It is dead: what the kernel counted of it changes no more.
-    _, seen = await together(_nothing_listens(session), session.evidence(ending))
+    seen = session.evidence(ending)  # it is dead: what the kernel counted of it changes no more
     with session.going_on("remove what was made in the work tree"):
         session.parts.reserved.drop(session.run.id)
     left = await _remains(session)
@@ -58,6 +60,11 @@ async def close(session: "Session", ending: Ending) -> None:
     with session.going_on("end the berth"):
         await asyncio.to_thread(session.parts.keeper.release, session.berth.id)
     session.peer.close()
+
+
+async def _dead(session: "Session") -> None:
+    with session.going_on("confirm the death of pid 1"):
+        await _confirm_death(session)
 
 
 async def _nothing_listens(session: "Session") -> None:

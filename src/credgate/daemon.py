@@ -236,7 +236,7 @@ class Daemon:
             del self.sessions[session.run.id]
 
     async def _status(self) -> fdpass.Json:
-        runs = [await _row(session) for session in list(self.sessions.values())]
+        runs = [_row(session) for session in self.sessions.values()]
         workers = self.parts.gateway.processes()
         return {"ok": True, "pid": os.getpid(), "runs": runs, "ledger": str(self.places.ledger), **workers}
 
@@ -252,9 +252,9 @@ def _only(message: fdpass.Received) -> str:
     return str(message.body.get("run") or "")
 
 
-async def _row(session: Session) -> fdpass.Json:
+def _row(session: Session) -> fdpass.Json:
     """One live run, with what the kernel has counted of it so far."""
-    run, seen = session.run, await session.evidence()
+    run, seen = session.run, session.evidence()
     named = {"run": run.id, "parent": run.parent, "role": run.role, "workdir": session.spec.workdir}
     named |= {"state": run.state}
     return {**named, **run.requests(), **seen.to_json()}

@@ -49,7 +49,8 @@ class MountWatch:
         seen: asyncio.Future[None] = loop.create_future()
         loop.add_reader(self._epoll.fileno(), wake, seen)
         try:
-            if _mounts(self._text()) == _mounts(self._before):
+            text = self._text()
+            if text == self._before or _mounts(text) == _mounts(self._before):
                 await seen
         finally:
             loop.remove_reader(self._epoll.fileno())

@@ -63,6 +63,7 @@ class Ending:
     status: int
     reason: str
     filter_kills: int | None = None  # as pid 1 counted them; None where it could not say
+    empty: bool = False  # pid 1 said that nothing but itself is left of the jail
 
 
 def record_end(

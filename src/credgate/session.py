@@ -384,13 +384,13 @@ class Session:
         except (CredgateError, JailError, ResolverError, OSError) as error:
             log.error("run %s: can't %s: %s", self.run.id, step, error)
 
-    async def evidence(self, ending: Ending | None = None) -> Evidence:
+    def evidence(self, ending: Ending | None = None) -> Evidence:
         """What was tried so far outside the one route; a count that can't be read is None."""
         off_route: int | None = None
         counters: dict[str, int] | None = None
         with self.going_on("read the attempts without a route"):
             off_route = self.berth.off_route() - self.tried
         with self.going_on("read the counters"):
-            counters = await asyncio.to_thread(self.parts.keeper.counters, self.berth.id)
+            counters = self.berth.counters()
         kills = None if ending is None else ending.filter_kills
         return Evidence(off_route=off_route, counters=counters, filter_kills=kills)

@@ -123,6 +123,7 @@ class Pool:
                 raise CredgateError("unfit", "what the jail was made of has changed")
             identity = (wanted.chosen.policy.sha256, wanted.chosen.role)
             self._parts.claims.take(session.run.id, session.spec, identity)
+            session.peer.close()  # of nobody
             session.peer, session.caller, session.borrowed = peer, peer, borrowed
             session.chosen = wanted.chosen
             self._parts.gateway.begins(session.run)

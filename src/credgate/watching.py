@@ -46,6 +46,7 @@ async def until_exit(session: "Session", mounts: MountWatch) -> Ending:
         status=int(str(report.body["status"])),
         reason=str(report.body["reason"]),
         filter_kills=kills if isinstance(kills, int) else None,
+        empty=True,
     )
 
 

@@ -49,12 +49,12 @@ def wrong(facts: Json, ports: Iterable[int]) -> list[str]:
     """Everything in which a berth's facts are not what they must be; empty when it is sound.
 
     `ports`: the gateway's TCP ports as the caller knows them (`[53, *berth.tcp]`), not as the keeper says.
-    Raises KeyError or TypeError where the facts have another shape.
+    Raises JailError, KeyError or TypeError where the facts have another shape.
     """
     return [
         *[f"jail: {line}" for line in differences(INSIDE, facts["jail"])],
         *[f"gate: {line}" for line in differences(GATE, facts["gate"])],
-        *[f"nft: {line}" for line in firewall.differences(facts["nft"], ports)],
+        *[f"nft: {line}" for line in firewall.worded(facts["nft"], ports)],
     ]
 
 

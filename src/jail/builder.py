@@ -12,7 +12,7 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-from jail import berthfacts, fdpass, firewall, hostcauses, network
+from jail import berthfacts, fdpass, firewall, hostcauses, netdump, network
 from jail.berthfacts import GATE, INSIDE
 from jail.errors import JailError, Unsupported
 
@@ -56,7 +56,7 @@ def _built(open_firewall: firewall.Open) -> list[int]:
     sockets = [bound("udp", DNS), *(bound("tcp", port) for port in ports)]
     _check(gate, jail)
     check_firewall(backend, ports)
-    return [user, gate, jail, snmp, *(each.detach() for each in sockets)]
+    return [user, gate, jail, snmp, netdump.firewall_socket().detach(), *(each.detach() for each in sockets)]
 
 
 def _check(gate: int, jail: int) -> None:

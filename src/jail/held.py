@@ -15,19 +15,21 @@ from jail.builder import DNS, HTTP, HTTPS, PROXY
 from jail.errors import JailError
 from jail.fdpass import Json, Received
 
-MAX_EXTRA = fdpass.MAX_FDS - 8  # userns, netns, snmp, udp 53, tcp 53, 80, 443, proxy
+MAX_EXTRA = fdpass.MAX_FDS - 9  # userns, netns, snmp, firewall, udp 53, tcp 53, 80, 443, proxy
 
 
 class Held:
     """A berth that stands. `home`: the network namespace that its keeper goes back to."""
 
-    def __init__(self, got: Received, open_firewall: firewall.Open, home: int) -> None:
-        """Take over what the builder handed over. Raises JailError for another number of descriptors."""
+    def __init__(self, got: Received, open_firewall: firewall.Open, home: int, wording: firewall.Wording) -> None:
+        """Take over what the builder handed over; `wording` is that of all berths. Raises JailError for another number
+        of descriptors.
+        """
         ports = sorted({DNS, HTTP, HTTPS, PROXY})
-        if len(got.fds) != 5 + len(ports):
-            raise JailError("berth_internal", f"got {len(got.fds)} descriptors of a berth, expected {5 + len(ports)}")
-        self._open, self._home = open_firewall, home
-        self._user, self._gate, self._jail, self._snmp, self._dns, *listening = got.fds
+        if len(got.fds) != 6 + len(ports):
+            raise JailError("berth_internal", f"got {len(got.fds)} descriptors of a berth, expected {6 + len(ports)}")
+        self._open, self._home, self._wording = open_firewall, home, wording
+        self._user, self._gate, self._jail, self._snmp, self._firewall, self._dns, *listening = got.fds
         self._tcp = dict(zip(ports, listening, strict=True))
         got.fds = []
 
@@ -39,19 +41,17 @@ class Held:
                     return self._claim(_ports(request.get("ports")))
                 case "facts":
                     return self._facts(), []
-                case "counters":
-                    with self._inside(self._gate):
-                        return {"ok": True, "counters": firewall.counted()}, []
                 case "socket":
                     return {"ok": True}, [self._outgoing()]
                 case other:
-                    raise JailError("keeper_request", f"got op {other!r}, expected claim, facts, counters or socket")
+                    raise JailError("keeper_request", f"got op {other!r}, expected claim, facts or socket")
         except OSError as error:
             raise JailError("berth_step", f"entering a berth: {error.strerror}", "", error.errno or 0) from error
 
     def close(self) -> None:
         """Let go of it: it ends with the last process in it, and the last descriptor of the daemon's."""
-        for descriptor in (self._user, self._gate, self._jail, self._snmp, self._dns, *self._tcp.values()):
+        shared = (self._user, self._gate, self._jail, self._snmp, self._firewall, self._dns, *self._tcp.values())
+        for descriptor in shared:
             os.close(descriptor)
 
     @contextmanager
@@ -80,8 +80,9 @@ class Held:
             self._open_ports(new)
         first = [DNS, HTTP, HTTPS, proxy]
         ports = first + sorted(extra - set(first))
-        named = [["userns"], ["jail_netns"], ["udp", DNS], *(["tcp", port] for port in ports), ["jail_snmp"]]
-        fds = [self._user, self._jail, self._dns, *(self._tcp[port] for port in ports), self._snmp]
+        named = [["userns"], ["jail_netns"], ["jail_snmp"], ["firewall"], ["udp", DNS]]
+        named += [["tcp", port] for port in ports]
+        fds = [self._user, self._jail, self._snmp, self._firewall, self._dns, *(self._tcp[port] for port in ports)]
         addresses = {"gateway": GATE.address, "jail": INSIDE.address, "proxy_port": proxy}
         return {"ok": True, **addresses, "sockets": named}, [os.dup(descriptor) for descriptor in fds]
 
@@ -96,9 +97,8 @@ class Held:
     def _facts(self) -> Json:
         with self._inside(self._gate):
             sides = network.sides(self._gate, self._jail)
-            listing = self._open().listing()
-        counters = firewall.counters(listing)
-        return {"ok": True, **sides, "nft": listing, "counters": counters, "ports": sorted(self._tcp)}
+            listing = self._wording.text(self._open)
+        return {"ok": True, **sides, "nft": listing, "ports": sorted(self._tcp)}
 
 
 def _ports(value: object) -> set[int]:

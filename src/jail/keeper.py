@@ -2,7 +2,7 @@
 
 Exec'd before the daemon has loaded a secret, with a clean environment; single-threaded. It has each berth built by a
 fork, holds it by its descriptors, and keeps some ready. The daemon's first message is {"op": "start", "berths": N,
-"parent": PID or 0}; then claim, facts, counters, socket and release, each answered in order (`jail.keeper_client` is
+"parent": PID or 0}; then claim, facts, socket and release, each answered in order (`jail.keeper_client` is
 the other side). When the socket ends, all berths end.
 """
 
@@ -17,7 +17,7 @@ import time
 from ctypes import CDLL
 from dataclasses import dataclass
 
-from jail import builder, fdpass, firewall
+from jail import builder, fdpass, firewall, immortal
 from jail.errors import JailError, from_json
 from jail.fdpass import Json, Received
 from jail.held import Held
@@ -85,6 +85,7 @@ class Keeper:
         self._last = 0
         self._want = 0
         self._open: firewall.Open | None = None
+        self._wording = firewall.Wording()
         self._user = self._home = -1  # of the namespaces that all berths lie in, and that this process rests in
         self._due: float | None = None  # when berths that were taken are made up for
 
@@ -127,7 +128,7 @@ class Keeper:
             raise JailError("keeper_request", "got a berth before start")
         got = berth.built()
         try:
-            berth.held = Held(got, self._open, self._home)
+            berth.held = Held(got, self._open, self._home, self._wording)
         finally:
             got.close()
 
@@ -172,15 +173,13 @@ class Keeper:
                 return self._start(request), []
             case "claim":
                 return self._claim(request)
-            case "facts" | "counters" | "socket":
+            case "facts" | "socket":
                 return self._berth(request)[1].standing().answer(request)
             case "release":
                 self._drop(self._berth(request)[0])
                 return {"ok": True}, []
             case other:
-                raise JailError(
-                    "keeper_request", f"got op {other!r}, expected start, claim, facts, counters, socket or release"
-                )
+                raise JailError("keeper_request", f"got op {other!r}, expected start, claim, facts, socket or release")
 
     def _start(self, request: Json) -> Json:
         if 0 in os.getresuid():
@@ -305,6 +304,7 @@ def main(arguments: list[str]) -> int:
         return 2
     with socket.socket(fileno=int(arguments[0])) as control:
         control.set_inheritable(False)
+        immortal.forever()
         gc.freeze()  # a collection in a builder would write to, and so copy, every page that holds an object
         try:
             Keeper(control).serve()
@@ -315,4 +315,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    os._exit(main(sys.argv[1:]))  # of what was made at its start nothing can be taken down

@@ -11,6 +11,7 @@ from typing import Any, Self
 from jail import fdpass
 from jail.errors import JailError, from_json
 from jail.fdpass import Json, Received
+from jail.firewall import counted
 
 # More than the keeper itself allows a builder, so that its answer, which names the step, comes first.
 _TIMEOUT = 30.0
@@ -24,6 +25,7 @@ class Berth:
 
     `tcp` holds the listening sockets by port, the proxy's among them, without 53; all sockets are non-blocking.
     `snmp` is /proc/net/snmp of the jail's namespace: `off_route` reads it, also after every process in it has died.
+    `firewall` asks nf_tables of the gate's: `counters` does.
     """
 
     id: int
@@ -33,6 +35,7 @@ class Berth:
     userns: int
     jail_netns: int
     snmp: int
+    firewall: socket.socket
     dns_udp: socket.socket
     dns_tcp: socket.socket
     tcp: Mapping[int, socket.socket]
@@ -41,12 +44,16 @@ class Berth:
         """Attempts from the jail at addresses that it has no route to (IPv4 TCP and UDP); raises JailError."""
         return out_no_routes(os.pread(self.snmp, 1 << 16, 0).decode())
 
+    def counters(self) -> dict[str, int]:
+        """Packets by name that the gate namespace has counted so far; raises JailError."""
+        return counted(self.firewall)
+
     def close(self) -> None:
         """Close everything, once; the namespaces end with the last process in them.
 
         What was sent on to a launcher is a copy; a descriptor closed twice could by then be another file's.
         """
-        for sock in (self.dns_udp, self.dns_tcp, *self.tcp.values()):
+        for sock in (self.firewall, self.dns_udp, self.dns_tcp, *self.tcp.values()):
             sock.close()
         for fd in (self.userns, self.jail_netns, self.snmp):
             os.close(fd)
@@ -126,17 +133,10 @@ class KeeperProcess:
     def facts(self, berth: int) -> dict[str, Any]:
         """What the kernel shows of a claimed berth.
 
-        Keys: `jail` and `gate` (links, addresses, routes, rules, sysctl), `nft` (the ruleset, libnftables-json(5)),
-        `counters` (packets by name), `ports`. Raises JailError.
+        Keys: `jail` and `gate` (links, addresses, routes, rules, sysctl), `nft` (JSON text: the list of the ruleset,
+        libnftables-json(5)), `ports`. Raises JailError.
         """
         return self._ask({"op": "facts", "berth": berth}).body
-
-    def counters(self, berth: int) -> dict[str, int]:
-        """Packets by name that the gate namespace of a claimed berth has counted so far. Raises JailError."""
-        found = self._ask({"op": "counters", "berth": berth}).body.get("counters")
-        if not isinstance(found, dict):
-            raise JailError("keeper_answer", "got an answer without counters")
-        return {str(name): int(packets) for name, packets in found.items()}
 
     def jail_socket(self, berth: int) -> socket.socket:
         """A TCP socket of a claimed berth's jail namespace, unconnected and non-blocking. Raises JailError."""
@@ -212,6 +212,7 @@ def _berth(got: Received) -> Berth:
         userns=userns,
         jail_netns=netns,
         snmp=snmp,
+        firewall=socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0, fileno=named["firewall",]),
         dns_udp=dns_udp,
         dns_tcp=dns_tcp,
         tcp=tcp,

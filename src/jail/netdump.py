@@ -1,5 +1,5 @@
-"""What netlink says of the calling process's network namespace: links, addresses, routes, rules, and the firewall's
-named counters. Nothing is changed.
+"""What netlink says of the calling process's network namespace: links, addresses, routes, rules, the firewall's named
+counters, and its ruleset as the kernel spells it. Nothing is changed.
 
 Read by itself where pyroute2 takes 8 ms of CPU for it (an event loop, a class a message): each run asks for it twice.
 For the counters libnftables reads, and words, the whole ruleset: 2.4 ms in which the end of each run is waited for.
@@ -28,7 +28,10 @@ _LINK = struct.Struct("=BxHiII")  # family, type, index, flags, change
 _ADDRESS = struct.Struct("=BBBBI")  # family, prefix length, flags, scope, index
 _ROUTE = struct.Struct("=BBBBBBBBI")  # family, dst length, src length, tos, table, protocol, scope, type, flags
 _NETFILTER = 12  # NETLINK_NETFILTER
-_GETOBJ = 10 << 8 | 19  # NFNL_SUBSYS_NFTABLES, NFT_MSG_GETOBJ
+_NFTABLES = 10 << 8  # NFNL_SUBSYS_NFTABLES
+_GETOBJ = _NFTABLES | 19  # NFT_MSG_GETOBJ
+_GETSET, _GETSETELEM = _NFTABLES | 10, _NFTABLES | 13
+_GETALL = tuple(_NFTABLES | number for number in (1, 4, 7, 23))  # NFT_MSG_GETTABLE, _GETCHAIN, _GETRULE, _GETFLOWTABLE
 _OBJECT = struct.Struct("=BBH")  # nfgenmsg: family, version, resource
 _INET, _COUNTER = 1, 1  # NFPROTO_INET, NFT_OBJECT_COUNTER
 _TYPE = 0x3FFF  # of an attribute, without its flags
@@ -62,31 +65,76 @@ def facts() -> Json:
         raise JailError("berth_facts", f"netlink: an answer of another shape: {error}") from error
 
 
-def counters(table: str) -> dict[str, int]:
-    """Packets by name of the counters that a table of the family inet has. Raises JailError.
+def firewall_socket() -> socket.socket:
+    """What asks nf_tables of this process's network namespace, wherever it is passed to. Raises OSError.
 
-    The asking thread has CAP_NET_ADMIN over the namespace: else the kernel answers EPERM.
+    netlink(7), and netlink_capable of the kernel: whoever opened it, and whoever asks, need CAP_NET_ADMIN over that
+    namespace; who made the user namespace above it has that.
     """
+    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETFILTER)
+
+
+def counters(sock: socket.socket, table: str) -> dict[str, int]:
+    """Packets by name of the counters that a table of the family inet has. Raises JailError, as for EPERM."""
     try:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETFILTER) as sock:
-            found = [has for _, has in _dump(sock, _GETOBJ, _OBJECT, _INET)]
-            named = [
-                has for has in found if _text(has[1]) == table and _be(has[3]) == _COUNTER
-            ]  # NFTA_OBJ_TABLE, _TYPE
-            # NFTA_OBJ_NAME, NFTA_OBJ_DATA with NFTA_COUNTER_PACKETS
-            return {_text(has[2]): _be(_attributes(has[4])[2]) for has in named}
+        found = [has for _, has in _dump(sock, _GETOBJ, _OBJECT, _INET)]
+        # NFTA_OBJ_TABLE and _TYPE; NFTA_OBJ_NAME, NFTA_OBJ_DATA with NFTA_COUNTER_PACKETS
+        named = [has for has in found if _text(has[1]) == table and _be(has[3]) == _COUNTER]
+        return {_text(has[2]): _be(_attributes(has[4])[2]) for has in named}
     except OSError as error:
         raise JailError("berth_counters", f"netlink: {error.strerror}", "", error.errno or 0) from error
     except (struct.error, LookupError, ValueError) as error:
         raise JailError("berth_counters", f"netlink: an answer of another shape: {error}") from error
 
 
+def ruleset() -> bytes:
+    """All of nf_tables, of every family, but for what it counts: equal bytes are the same ruleset. Raises JailError.
+
+    Each message has the generation of its ruleset, which grows with each change.
+    """
+    try:
+        with firewall_socket() as sock:
+            found = [body for kind in _GETALL for body in _bodies(sock, kind, _OBJECT)]
+            for body in [*_bodies(sock, _GETSET, _OBJECT)]:  # one dump at a time on a socket
+                has = _attributes(body[_OBJECT.size :])
+                # NFTA_SET_TABLE and _NAME are NFTA_SET_ELEM_LIST_TABLE and _SET
+                named = b"".join(_attribute(number, has[number]) for number in (1, 2))
+                found += [body, *_bodies(sock, _GETSETELEM, _OBJECT, body[0], named)]
+            found += [_uncounted(body) for body in _bodies(sock, _GETOBJ, _OBJECT)]
+    except OSError as error:
+        raise JailError("berth_firewall", f"netlink: {error.strerror}", "", error.errno or 0) from error
+    except (struct.error, LookupError, ValueError) as error:
+        raise JailError("berth_firewall", f"netlink: an answer of another shape: {error}") from error
+    return b"".join(len(body).to_bytes(4) + body for body in found)
+
+
+def _uncounted(body: bytes) -> bytes:
+    """An object, without the data of one that counts."""
+    has = _attributes(body[_OBJECT.size :])
+    data = 4 if _be(has[3]) == _COUNTER else -1  # NFTA_OBJ_DATA
+    kept = [_attribute(number, value) for number, value in has.items() if number != data]
+    return body[: _OBJECT.size] + b"".join(kept)
+
+
+def _attribute(number: int, value: bytes) -> bytes:
+    length = 4 + len(value)
+    return struct.pack("=HH", length, number) + value + bytes(-length & 3)
+
+
 def _dump(
     sock: socket.socket, kind: int, head: struct.Struct, family: int = 0
 ) -> Iterator[tuple[tuple[int, ...], Attributes]]:
     """Ask for all of a kind, 0: of every family. Raises OSError; EINTR where the table changed while it was read."""
-    asked = bytes([family]).ljust(head.size, b"\0")  # the first byte of each head is the family
-    sock.sendall(_HEADER.pack(_HEADER.size + head.size, kind, _REQUEST_DUMP, kind, 0) + asked)
+    for body in _bodies(sock, kind, head, family):
+        yield head.unpack_from(body), _attributes(body[head.size :])
+
+
+def _bodies(
+    sock: socket.socket, kind: int, head: struct.Struct, family: int = 0, attributes: bytes = b""
+) -> Iterator[bytes]:
+    """The same as bytes. attributes: what the question says further."""
+    asked = bytes([family]).ljust(head.size, b"\0") + attributes  # the first byte of each head is the family
+    sock.sendall(_HEADER.pack(_HEADER.size + len(asked), kind, _REQUEST_DUMP, kind, 0) + asked)
     while True:
         data, _, flags, _ = sock.recvmsg(MOST)
         if flags & socket.MSG_TRUNC:
@@ -99,7 +147,7 @@ def _dump(
                 raise OSError(-code, os.strerror(-code))
             if number == _DONE:
                 return
-            yield head.unpack_from(body), _attributes(body[head.size :])
+            yield body
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:

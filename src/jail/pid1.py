@@ -71,7 +71,7 @@ def begin(descriptors: list[int], ttys: list[int], begun: mounts.Begun | None = 
         tell(daemon, {"ev": "failed", "code": "internal", "detail": f"pid 1: {type(error).__name__}: {error}"})
         return 1
     tell(daemon, {"ev": "pid1", "child": child, "keyring": [inherited, joined]})
-    return Supervisor(plan, daemon, launcher, child).run()
+    os._exit(Supervisor(plan, daemon, launcher, child).run())  # the run's end waits for what a return takes down
 
 
 def _read_plan(descriptor: int) -> Plan:

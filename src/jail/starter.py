@@ -20,7 +20,7 @@ import sys
 if __name__ == "__main__":  # -S and -I: nothing but the standard library is on the path
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
 
-from jail import ahead, caps, fdpass, launcher, pid1
+from jail import ahead, caps, fdpass, immortal, launcher, pid1
 from jail.errors import JailError
 from jail.manner import take_over
 from jail.syscalls import prctl
@@ -68,6 +68,7 @@ def main(arguments: list[str]) -> int:
     control.set_inheritable(False)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the waiters
     caps.last_cap()  # asked here once, for all
+    immortal.forever()
     gc.freeze()  # a collection in a fork would write to, and so copy, every page that holds an object
     while (message := fdpass.recv(control)) is not None:
         try:

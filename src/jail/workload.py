@@ -24,6 +24,7 @@ PR_SET_DUMPABLE = 4
 TIMEOUT = 10.0  # seconds for each step of the look from inside
 CLOSE_RANGE_CLOEXEC = 4
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
+LATE = (signal.SIGPIPE, signal.SIGXFSZ)  # ignored by Python until the exec
 
 
 def run(plan: Plan, channel: socket.socket, slave: int, ttys: list[int]) -> None:
@@ -34,11 +35,11 @@ def run(plan: Plan, channel: socket.socket, slave: int, ttys: list[int]) -> None
         if slave >= 0:
             terminal.take(slave, ttys)
         fdpass.send(channel, {"ev": "armed"})
-        until_look(plan, channel)
-        look_around(plan)
+        ready = until_look(plan, channel)
+        look_around(plan, ready)
         fdpass.send(channel, {"ev": "looked"})
         until_go(plan, channel)
-        status = execute(plan, channel)
+        status = execute(plan, channel, ready)
     except JailError as error:
         _tell(channel, {"ev": "failed", "code": error.code, "detail": error.detail, "hint": error.hint})
     except Exception as error:  # noqa: BLE001 - outermost frame of this process: it reports and dies
@@ -52,11 +53,28 @@ def _tell(channel: socket.socket, body: fdpass.Json) -> None:
         fdpass.send(channel, body)
 
 
-def until_look(plan: Plan, channel: socket.socket) -> None:
+class Ready:
+    """What can be done while the daemon judges, so that less is left between its last words and the exec.
+
+    bundle: which file it was that had the bytes expected, where that was looked at. environment: of the command.
+    """
+
+    __slots__ = ("bundle", "environment")
+
+    def __init__(self, plan: Plan) -> None:
+        """Restore the signals, but for those that Python ignores so that a write fails in place of a death."""
+        for number in _signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *LATE}:
+            _signal.signal(number, 0)  # SIG_DFL; signal.signal makes an enum of each: 0.4 ms of each launch
+        self.environment = {os.fsencode(name): os.fsencode(value) for name, value in plan["exec"]["env"]}
+        self.bundle: tuple[int, ...] | None = None
+
+
+def until_look(plan: Plan, channel: socket.socket) -> Ready:
     """Do what the daemon asks for; it says "look" only after it has compared and judged. Raises JailError for its end.
 
     The look around asks for nothing that needs the proof; so that one goes to the disk meanwhile, and then comes "go".
     """
+    ready: Ready | None = None
     probes = plan["probes"]
     context = probes["context"] | {"_fds": [channel.fileno()], "_env": plan["exec"]["env"]}
     standing, sealed = None, False
@@ -64,6 +82,7 @@ def until_look(plan: Plan, channel: socket.socket) -> None:
         match message.body.get("op"):
             case "probe":
                 fdpass.send(channel, {"ev": "probed", "words": {**_tried(probes["guards"], context)}})
+                ready = ready or _made_ready(plan)
             case "clear":  # the daemon has looked for what an attempt left
                 files.copy_clear(context)
                 fdpass.send(channel, {"ev": "cleared"})
@@ -75,10 +94,16 @@ def until_look(plan: Plan, channel: socket.socket) -> None:
                 sealed = True
                 fdpass.send(channel, {"ev": "sealed"})
             case "look" if sealed:
-                return
+                return ready or _made_ready(plan)
             case _:
                 break
     raise JailError("no_go", "the daemon did not say look")
+
+
+def _made_ready(plan: Plan) -> Ready:
+    ready = Ready(plan)
+    ready.bundle = _same_bundle(plan["check"])
+    return ready
 
 
 def until_go(plan: Plan, channel: socket.socket) -> None:
@@ -113,11 +138,12 @@ def _tried(guards: list[str], context: Context) -> dict[str, str]:
         raise JailError("too_few_processes", "no process left to try the guards in", hint, errno.EAGAIN) from None
 
 
-def look_around(plan: Plan) -> None:
+def look_around(plan: Plan, ready: Ready) -> None:
     """From inside: resolver, proxy and bundle answer as they must, and a denied name is refused.
 
     That the bundle's bytes validate the gateway's certificates was checked by the daemon; here: that they are these.
-    Both are asked before either is waited for, and the bundle is read meanwhile. Raises JailError.
+    They are read again where it is another file by now, or was written. Both servers are asked before either is
+    waited for. Raises JailError.
     """
     check, network = plan["check"], plan["network"]
     name, gateway = check["denied_name"], network["gateway"]
@@ -131,7 +157,8 @@ def look_around(plan: Plan) -> None:
             _ask(datagrams, gateway, 53, query)
         with _answering("check_proxy", proxy):
             _ask(stream, gateway, network["proxy_port"], request)
-        _same_bundle(check["bundle"], check["bundle_sha256"])
+        if _identity(os.stat(check["bundle"])) != ready.bundle:  # noqa: PTH116
+            ready.bundle = _same_bundle(check)
         with _answering("check_resolver", resolver):
             reply = datagrams.recv(512)
         if len(reply) < 12 or reply[:2] != query[:2] or reply[3] & 0x0F != 3:
@@ -172,27 +199,35 @@ def _head(stream: socket.socket) -> bytes:
     return reply
 
 
-def _same_bundle(path: str, expected: str) -> None:
+def _same_bundle(check: Plan) -> tuple[int, ...]:
+    """Which file it is that has the bytes expected. Raises JailError for other ones, or where it changes meanwhile."""
+    path, expected = check["bundle"], check["bundle_sha256"]
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+        before = _identity(os.fstat(file.fileno()))
         found = hashlib.sha256(file.readall()).hexdigest()
-    if found != expected:
+        after = _identity(os.fstat(file.fileno()))
+    if found != expected or before != after:
         raise JailError("check_bundle", f"{path}: got sha256 {found}, expected {expected}")
+    return after
 
 
-def execute(plan: Plan, channel: socket.socket) -> int:
+def _identity(facts: os.stat_result) -> tuple[int, ...]:
+    """What differs for another file, and for this one once it was written (inode(7): nobody sets st_ctime)."""
+    return (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+
+
+def execute(plan: Plan, channel: socket.socket, ready: Ready) -> int:
     """Restore signals, leave the channel (close-on-exec) and become the command; returns an exit status on failure."""
     what = plan["exec"]
-    for number in range(1, signal.NSIG):
-        with contextlib.suppress(OSError, ValueError):  # KILL, STOP and the C library's own two
-            _signal.signal(number, 0)  # SIG_DFL; signal.signal makes an enum of each: 0.4 ms of each launch
+    for number in LATE:
+        _signal.signal(number, 0)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    environment = {os.fsencode(name): os.fsencode(value) for name, value in what["env"]}
     syscall("close_range", 3, 0xFFFFFFFF, CLOSE_RANGE_CLOEXEC)  # nothing but 0, 1, 2 crosses the exec
     try:
         os.chdir(os.fsencode(what["cwd"]))
         fdpass.send(channel, {"ev": "exec"})
         sys.stdout.flush()
-        os.execve(os.fsencode(what["exe"]), [os.fsencode(text) for text in what["argv"]], environment)
+        os.execve(os.fsencode(what["exe"]), [os.fsencode(text) for text in what["argv"]], ready.environment)
     except FileNotFoundError as error:
         return _cannot(channel, what["exe"], error, NOT_FOUND)
     except OSError as error:

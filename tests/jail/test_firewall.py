@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from jail import firewall, netchange
+from jail import firewall, netchange, netdump
 from jail.errors import JailError, Unsupported
 from jail.keeper import GONE
 from rules.addresses import AddressClass, classify
@@ -25,7 +25,8 @@ from tests.jail import own
 from tests.jail.forked import attempt
 
 PORTS = [53, 80, 443, 3128]
-type Listing = list[dict[str, Any]]
+type Json = dict[str, Any]
+type Listing = list[Json]
 
 
 def absent(name: str) -> Any:
@@ -102,10 +103,20 @@ def test_any_edit_is_a_difference(edit: Callable[[Listing], None]) -> None:
     assert firewall.differences(listing, PORTS)
 
 
-def test_counters_are_read_by_name_and_a_missing_one_is_an_error() -> None:
-    assert firewall.counters(listed()) == dict.fromkeys(firewall.COUNTERS, 3)
-    with pytest.raises(KeyError):
-        firewall.counters([])
+def counters(listing: Listing) -> dict[str, int]:
+    """Packets by name, as libnftables lists them."""
+    found = {e["counter"]["name"]: int(e["counter"]["packets"]) for e in listing if "counter" in e}
+    return {name: found[name] for name in firewall.COUNTERS}
+
+
+def test_a_listing_as_text_is_judged_as_the_listing() -> None:
+    listing = listed()
+    assert firewall.worded(json.dumps(listing), PORTS) == []
+    drop_rule(listing)
+    assert firewall.worded(json.dumps(listing), PORTS) == firewall.differences(listing, PORTS) != []
+    for broken in ("", "{", '"nft"'):
+        with pytest.raises((JailError, TypeError, AttributeError)):
+            firewall.worded(broken, PORTS)
 
 
 def test_counters_are_documented() -> None:
@@ -191,7 +202,7 @@ def test_kernel_gives_back_what_was_applied(way: str, ordinary_user: OrdinaryUse
             applied,
             firewall.differences(nf.listing(), [*PORTS, 22, 8443]),
             len(firewall.differences(nf.listing(), PORTS)),
-            sum(firewall.counters(nf.listing()).values()),
+            sum(counters(nf.listing()).values()),
         ]
 
     assert attempt(body, uid=ordinary_user.uid).value == [True, [], [], 2, 0]
@@ -201,8 +212,9 @@ def test_kernel_gives_back_what_was_applied(way: str, ordinary_user: OrdinaryUse
 def test_counters_asked_of_the_kernel_are_those_of_the_listing(ordinary_user: OrdinaryUser) -> None:
     def body() -> list[object]:
         nf = backend("binding" if importlib.util.find_spec("nftables") else "program")
+        asking = netdump.firewall_socket()
         try:
-            firewall.counted()
+            firewall.counted(asking)
         except JailError as error:
             nothing = error.code
         firewall.apply(nf, PORTS)
@@ -214,10 +226,65 @@ def test_counters_asked_of_the_kernel_are_those_of_the_listing(ordinary_user: Or
                 with contextlib.suppress(PermissionError):  # dropped on its way out, and counted
                     sock.sendto(b"x", ("127.0.0.1", 9))
         listed = [entry for entry in nf.listing() if entry.get("counter", {}).get("table") != "other"]
-        return [nothing, firewall.counted(), firewall.counters(listed)]
+        return [nothing, firewall.counted(asking), counters(listed)]
 
     expected = dict.fromkeys(firewall.COUNTERS, 0) | {"leaving": 3}
     assert attempt(body, uid=ordinary_user.uid).value == ["berth_firewall", expected, expected]
+
+
+class Counting:
+    """A way to the kernel that knows how often it worded a ruleset."""
+
+    def __init__(self) -> None:
+        self.within = backend("binding" if importlib.util.find_spec("nftables") else "program")
+        self.worded = 0
+
+    def listing(self) -> Listing:
+        self.worded += 1
+        return self.within.listing()
+
+
+def element(name: str, value: object) -> Json:
+    return {"element": {"family": "inet", "table": firewall.TABLE, "name": name, "elem": [value]}}
+
+
+FORWARD = {"family": "inet", "table": firewall.TABLE, "chain": "forward"}
+CHANGES: dict[str, list[Json]] = {
+    "a rule more": [{"add": {"rule": {**FORWARD, "expr": [{"accept": None}]}}}],
+    "a port more": [{"add": element(firewall.PORTS, 8443)}],
+    "a range less": [{"delete": element("closed_ranges", {"prefix": {"addr": "10.0.0.0", "len": 8}})}],
+    "a policy": [{"add": {"chain": {**firewall._chain("forward", 0)["chain"], "policy": "accept"}}}],
+    "a table more": [{"add": {"table": {"family": "ip", "name": "other"}}}],
+    "a chain's rules": [{"flush": {"chain": {"family": "inet", "table": firewall.TABLE, "name": "input"}}}],
+    "everything": [{"flush": {"ruleset": None}}],
+}  # fmt: skip
+
+
+@pytest.mark.needs("nftables")
+def test_a_ruleset_is_worded_once_and_again_after_any_change(ordinary_user: OrdinaryUser) -> None:
+    """By what the kernel shows: packets that are counted change nothing, whatever else changes is read anew."""
+
+    def body() -> list[object]:
+        wording, way, said = firewall.Wording(), Counting(), []
+        for name, commands in CHANGES.items():
+            way.within = backend("binding" if importlib.util.find_spec("nftables") else "program")
+            firewall.apply(way.within, PORTS)
+            netchange.set_up(1)
+            before = [firewall.worded(wording.text(lambda: way), PORTS), way.worded]
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, contextlib.suppress(PermissionError):
+                sock.sendto(b"x", ("127.0.0.1", 9))
+            before += [
+                firewall.counted(netdump.firewall_socket())["leaving"],
+                firewall.worded(wording.text(lambda: way), PORTS),
+                way.worded,
+            ]
+            way.within.run(commands)
+            said.append([name, before, bool(firewall.worded(wording.text(lambda: way), PORTS)), way.worded])
+        return said
+
+    assert attempt(body, uid=ordinary_user.uid).value == [
+        [name, [[], number, 1, [], number], True, number + 1] for number, name in enumerate(CHANGES, 1)
+    ]
 
 
 @pytest.mark.needs("nftables")

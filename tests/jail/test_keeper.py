@@ -146,24 +146,19 @@ def _answer(sock: socket.socket) -> None:
         connection.sendall(b"pong")
 
 
-def counts(running: KeeperProcess, berth: Berth) -> dict[str, int]:
-    found: dict[str, int] = running.facts(berth.id)["counters"]
-    return found
-
-
 def grown(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
     return {name: after[name] - before[name] for name in after if after[name] != before[name]}
 
 
 def test_gateway_ports_answer_from_outside(by_user: ByUser) -> None:
     def body() -> list[object]:
-        with claimed(8443, 22) as (running, berth):
+        with claimed(8443, 22) as (_, berth):
             thread = serve(berth)
             ports = [53, *berth.tcp]
             answers = [inside(berth, tcp(berth.gateway, port)) for port in ports]
             answers.append(inside(berth, udp(berth.gateway, 53)))
             thread.join()
-            return [ports, answers, grown(dict.fromkeys(counts(running, berth), 0), counts(running, berth))]
+            return [ports, answers, grown(dict.fromkeys(berth.counters(), 0), berth.counters())]
 
     pong = ["pong", "10.213.0.2"]
     assert by_user(body) == [[53, 80, 443, 3128, 22, 8443], [pong] * 6 + ["pong"], {"accepted": 7}]
@@ -171,18 +166,18 @@ def test_gateway_ports_answer_from_outside(by_user: ByUser) -> None:
 
 def test_other_ports_and_protocols_of_the_gateway_are_refused_at_once(by_user: ByUser) -> None:
     def body() -> list[object]:
-        with claimed(8443) as (running, berth):
-            before = counts(running, berth)
+        with claimed(8443) as (_, berth):
+            before = berth.counters()
             start = time.monotonic()
             answers = [inside(berth, tcp(berth.gateway, port)) for port in (81, 22, 8444)]
             answers += [inside(berth, udp(berth.gateway, port)) for port in (54, 443, 3128)]
             took = time.monotonic() - start
-            tries = grown(before, counts(running, berth))
+            tries = grown(before, berth.counters())
             others = [1, 2, 4, 41, 47, 50, 132, 136, 253]  # ICMP, IGMP, IPIP, 6in4, GRE, ESP, SCTP, UDP-Lite, any
             payload = struct.pack("!HHHH", 1, 53, 8, 0) * 4
             for proto in others:
                 inside(berth, raw(berth.gateway, proto, echo_request() if proto == 1 else payload))
-            all_tries = grown(before, counts(running, berth))
+            all_tries = grown(before, berth.counters())
             received = select.select([berth.dns_udp, berth.dns_tcp, *berth.tcp.values()], [], [], 0)[0]
             seen = all_tries.get("refused", 0) + all_tries.get("invalid", 0) - tries["refused"]
             return [answers, took < 2, tries, seen == len(others), "accepted" in all_tries, len(received)]
@@ -194,9 +189,9 @@ def test_udp_lite_socket_gets_nowhere(by_user: ByUser) -> None:
     """Conntrack takes UDP-Lite for invalid: dropped, not refused; a rule that names tcp and udp would let it by."""
 
     def body() -> list[object]:
-        with claimed() as (running, berth):
+        with claimed() as (_, berth):
             answer = inside(berth, udp(berth.gateway, 53, socket.IPPROTO_UDPLITE, patience=0.5))
-            found = grown(dict.fromkeys(counts(running, berth), 0), counts(running, berth))
+            found = grown(dict.fromkeys(berth.counters(), 0), berth.counters())
             return [answer, sum(found.values()), len(select.select([berth.dns_udp], [], [], 0)[0]), sorted(found)]
 
     value = by_user(body)
@@ -206,14 +201,14 @@ def test_udp_lite_socket_gets_nowhere(by_user: ByUser) -> None:
 
 def test_any_other_address_has_no_route_and_is_counted(by_user: ByUser) -> None:
     def body() -> list[object]:
-        with claimed() as (running, berth):
+        with claimed() as (_, berth):
             before = berth.off_route()
             others = (OTHER, "198.51.100.7", "203.0.113.9")
             answers = [inside(berth, tcp(address, 443)) for address in others]
             answers += [inside(berth, udp(address, 53)) for address in others]
             counted = berth.off_route() - before
             answers += [inside(berth, raw(OTHER, proto, echo_request())) for proto in (1, 136, 132)]
-            return [answers, counted, sum(counts(running, berth).values())]
+            return [answers, counted, sum(berth.counters().values())]
 
     assert by_user(body) == [["ENETUNREACH"] * 9, 6, 0]
 
@@ -307,16 +302,16 @@ def test_with_another_route_the_gate_drops_and_counts(by_user: ByUser) -> None:
     def body() -> list[object]:
         with claimed() as (running, berth):
             without = [inside(berth, tcp(address, 443)) for address in addresses]
-            unseen = sum(counts(running, berth).values())
+            unseen = sum(berth.counters().values())
             inside(berth, add_default_route)
             wrong = berthfacts.wrong(running.facts(berth.id), [53, *berth.tcp])
             return [without, unseen, len(wrong), [by_name(running, berth, address) for address in addresses]]
 
     def by_name(running: KeeperProcess, berth: Berth, address: str) -> list[object]:
-        before = counts(running, berth)
+        before = berth.counters()
         answers = [inside(berth, tcp(address, 443)), inside(berth, udp(address, 53))]
         inside(berth, raw(address, 253, bytes(32)))
-        return [answers, grown(before, counts(running, berth))]
+        return [answers, grown(before, berth.counters())]
 
     refused = ["ECONNREFUSED", "ECONNREFUSED"]
     named = [[refused, {name: 3}] for name in ("private", "metadata", "foreign")]
@@ -402,8 +397,8 @@ def test_gate_does_not_forward_by_either_guard(by_user: ByUser) -> None:
 
 def test_a_foreign_source_address_is_dropped(by_user: ByUser) -> None:
     def body() -> dict[str, int]:
-        with claimed() as (running, berth):
-            before = counts(running, berth)
+        with claimed() as (_, berth):
+            before = berth.counters()
 
             def spoof() -> int:
                 with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW) as sock:
@@ -413,7 +408,7 @@ def test_a_foreign_source_address_is_dropped(by_user: ByUser) -> None:
             gateway = socket.inet_aton(berth.gateway)
             assert inside(berth, spoof) == 28
             assert not select.select([berth.dns_udp], [], [], 0.2)[0]
-            return grown(before, counts(running, berth))
+            return grown(before, berth.counters())
 
     # Strict reverse-path filtering may drop it behind the same hook: the counter stands before that.
     assert by_user(body) == {"spoofed": 1}
@@ -533,7 +528,7 @@ def test_a_berth_whose_builder_died_is_replaced(by_user: ByUser) -> None:
             ours.close()
             return [got.body["ok"], len(got.fds), process.wait(60)]
 
-    assert by_user(body) == [True, 8, 0]
+    assert by_user(body) == [True, 9, 0]
 
 
 @pytest.mark.parametrize("how", ["socket closed", "keeper killed", "stop", "garbage"])
@@ -565,7 +560,7 @@ def test_no_process_stays_in_a_berth_and_its_keeper_is_in_none(by_user: ByUser) 
             berths = [running.claim(), running.claim()]
             for berth in berths:
                 running.facts(berth.id)
-                running.counters(berth.id)
+                berth.counters()
                 running.jail_socket(berth.id).close()
             alone = wait_for(lambda: not children(running.pid))
             spaces = {Path(f"/proc/{running.pid}/ns/{kind}").stat().st_ino for kind in ("user", "net")}

@@ -1,6 +1,5 @@
 """Our own reading of rtnetlink says what pyroute2 says, and takes no bytes for what they are not."""
 
-import contextlib
 import os
 import socket
 import struct
@@ -157,15 +156,11 @@ def named(table: bytes, name: bytes, packets: int, kind: int = 1) -> bytes:
     return message(10 << 8 | 18, bytes(4) + has + attribute(4 | 0x8000, data))
 
 
-def kernel_says(monkeypatch: pytest.MonkeyPatch, *answers: bytes) -> None:
-    monkeypatch.setattr("jail.netdump.socket.socket", lambda *_: contextlib.nullcontext(_Kernel(*answers)))
-
-
-def test_counters_are_those_of_the_table_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_are_those_of_the_table_alone() -> None:
     quota = named(b"mine", b"quota", 5, kind=2)
     said = named(b"mine", b"one", 1 << 40) + named(b"other", b"one", 3) + quota + named(b"mine", b"two", 0)
-    kernel_says(monkeypatch, said, message(3))
-    assert netdump.counters("mine") == {"one": 1 << 40, "two": 0}
+    kernel: Any = _Kernel(said, message(3))
+    assert netdump.counters(kernel, "mine") == {"one": 1 << 40, "two": 0}
 
 
 @pytest.mark.parametrize(
@@ -177,12 +172,14 @@ def test_counters_are_those_of_the_table_alone(monkeypatch: pytest.MonkeyPatch) 
         b"\x03",
     ],
 )
-def test_counters_of_another_shape_are_none(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel_says(monkeypatch, said, message(3))
+def test_counters_of_another_shape_are_none(said: bytes) -> None:
+    kernel: Any = _Kernel(said, message(3))
     with pytest.raises(JailError, match="berth_counters"):
-        netdump.counters("mine")
+        netdump.counters(kernel, "mine")
 
 
 def test_counters_are_not_for_whoever_has_no_right_over_the_namespace() -> None:
     """The control of what the keeper reads: it made the namespace."""
-    assert attempt(lambda: netdump.counters("credgate"), uid=USERS[-1]).code == "berth_counters"
+    assert (
+        attempt(lambda: netdump.counters(netdump.firewall_socket(), "credgate"), uid=USERS[-1]).code == "berth_counters"
+    )
