@@ -5,6 +5,8 @@ import contextlib
 import re
 import ssl
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +231,77 @@ async def lent(r: Rig) -> list[object]:
     return got
 
 
+async def anew(r: Rig, raw: bytes, times: int = 3, sni: str = "", host: str = "api.good.test") -> list[object]:
+    """Each on a connection of its own, which has left its target's to the pool."""
+    got: list[object] = []
+    for _ in range(times):
+        client = await r.tunnel(host, sni=sni)
+        got += await asks(client, raw, 1)
+        client.close()
+        async with asyncio.timeout(60):
+            while any(one.handlers for one in r.gateway._instances["run-1"]):
+                await asyncio.sleep(0.01)
+    return got
+
+
+async def connections(r: Rig) -> list[object]:
+    raw, direct = head(r), await r.tls()
+    got = await asks(direct, raw, 2)
+    direct.close()
+    got += await anew(r, raw, 3)
+    got += await anew(r, raw, 2, sni="other.good.test")
+    got += await anew(r, raw, 2, host="other.good.test", sni="api.good.test")
+    got += await anew(r, head(r, method="HEAD"), 3)
+    got += await anew(r, head(r, more="Connection: close\r\n"), 3)
+    got += await anew(r, head(r, "/no"), 2)
+    return got + await anew(r, raw, 2)
+
+
+async def connections_of_another_policy(r: Rig) -> list[object]:
+    raw = head(r)
+    got, policy = await anew(r, raw, 3), r.run.policy
+    r.run.policy, r.run.generation = replace(policy, sha256="0" * 64), 1
+    got += await anew(r, raw, 3)
+    r.run.policy, r.run.generation = policy, 3
+    return got + await anew(r, raw, 2)
+
+
+async def connections_whose_target_is_closed(r: Rig) -> list[object]:
+    """Its address has become the gateway's own: the connection that waits there is nobody's any more."""
+    raw = head(r)
+    got, mine = await anew(r, raw, 3), r.gateway._listening
+    r.gateway._listening = mine | {ip_address("127.0.0.1")}
+    got += await anew(r, raw, 2)
+    r.gateway._listening = mine
+    return got + await anew(r, raw, 2)
+
+
+async def connections_that_change(r: Rig) -> list[object]:
+    raw, vault = head(r), r.vault
+    got = await anew(r, raw, 3)
+    vault.values["token"] = ROTATED
+    got += await anew(r, raw, 3)
+    r.run.paused = True
+    got += await anew(r, raw, 2)
+    r.run.paused = False
+    got += await anew(r, raw, 2)
+    r.run.revoked_bindings.add("token")
+    got += await anew(r, raw, 2)
+    r.run.revoked_bindings.clear()
+    r.run.decoys = {}
+    got += await anew(r, raw, 2)
+    r.run.revoked = True
+    return got + await anew(r, raw, 2)
+
+
+async def connections_to_one_that_ends(r: Rig) -> list[object]:
+    async def ends(_seen: Seen, _reader: object, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    r.good.script = once(ends, 4)
+    return await anew(r, head(r), 6)
+
+
 async def settled(r: Rig, intents: int) -> None:
     """Each intent has its outcome."""
     async with asyncio.timeout(60):
@@ -239,7 +312,8 @@ async def settled(r: Rig, intents: int) -> None:
 SCENES = (
     *(plainly, without_body, with_a_length_of_none, two_by_turns, in_one_write, in_pieces, wrong_ones_between),
     *(rotated, revoked, another_secret_is_known, said_back, in_two_pieces, too_long, closing, gone, broken, unasked),
-    *(leaving, lent),
+    *(leaving, lent, connections, connections_of_another_policy, connections_whose_target_is_closed),
+    *(connections_that_change, connections_to_one_that_ends),
 )
 NOT_ALIKE = (
     "ts",

@@ -166,13 +166,16 @@ class Beaten(Answering):
     def _again(self, data: bytes) -> bool:
         """Take the request that these bytes are, if it is on the track. False: nothing was done."""
         asked, link, ledger = self._asked, self._link, self._ledger
-        if asked is None or link is None or ledger is None or data != asked.raw or self._is_busy or not link.is_quiet:
+        if asked is None:
+            return ledger is not None and self._begins(data)
+        if link is None or ledger is None or data != asked.raw or self._is_busy or not link.is_quiet:
             return False
         judge, state, track = self._steps.judge, self._state, self._track
         if track is None or track.asked is not asked or track.link is not link or not track.holds(judge, state):
             self._track = track = Track.of(judge, state, asked, link)
             if track is None or not track.holds(judge, state):
                 return False
+            self._client.ways.track = track
         if isinstance(standing.charge(state.run, track.ready.use), Deny):
             return False
         turn = self._turn_on(track)
@@ -182,6 +185,38 @@ class Beaten(Answering):
         self._client.waits(turn)
         ledger.tell(self._landed)
         return True
+
+    def _begins(self, data: bytes) -> bool:
+        """Take the first request of a connection likewise, which other connections of the listener began with."""
+        client = self._client
+        self._asked = asked = client.ways.find(client, data)
+        link = None if asked is None else self._link_for(asked)
+        if link is None:
+            return False
+        self._track = client.ways.track
+        if self._again(data):
+            return True
+        client.pool.rest(link)
+        return False
+
+    def _link_for(self, asked: Asked) -> Link | None:
+        """A connection that waits where this request will go, its target judged anew. It is the lane's then, as if the
+        lane had had a request on it.
+        """
+        judge, state, pool = self._steps.judge, self._state, self._client.pool
+        run = state.run
+        ready = judge.heads.find(run, judge.decoys.others(run), asked.wire)
+        if ready is None or ready.shows is not None or standing.closed(run, ready.use) is not None:
+            return None
+        target = judge.dialler.at_once(ready.allow.endpoint, ready.request.host)
+        link = None if target is None else pool.take(run, target)
+        if target is None or link is None:
+            return None
+        pool.busy(link)
+        self._link, link.lane = link, self
+        state.know(target, frozenset())
+        state.pins[target.key] = link.pin
+        return link
 
     @property
     def _is_busy(self) -> bool:

@@ -28,6 +28,7 @@ from credgate.gateway.refusal import Refusal, deny
 from credgate.gateway.targettls import TargetTls
 from credgate.gateway.turn import Turn
 from credgate.gateway.waiting import BodyWanted
+from credgate.gateway.ways import Ways
 from credgate.ledger.record import LedgerError
 from rules.grants import Use
 from rules.reasons import Reason
@@ -42,6 +43,7 @@ class Door(Protocol):
     front: Front
     connects: Connects
     leaves: Leaves
+    ways: Ways
 
     def hand_over(self, client: "Client", data: bytes) -> None:
         """Have mitmproxy's engine go on with a connection; `data` came of it already."""
@@ -215,6 +217,11 @@ class Client(Ending):
     def pool(self) -> Pool:
         """Connections to targets that wait."""
         return self._hooks.pool
+
+    @property
+    def ways(self) -> Ways:
+        """What the listener's connections begin with."""
+        return self._door.ways
 
     @property
     def dialler(self) -> Dialler:

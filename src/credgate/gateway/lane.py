@@ -196,6 +196,7 @@ class Lane(Beaten):
             expects=b"100-continue" in tokens(head.fields, b"expect"),
             websocket=self._is_websocket(head),
         )
+        self._client.ways.keep(self._client, asked)
         return asked
 
     def _bad_head(self, error: HeadError) -> None:

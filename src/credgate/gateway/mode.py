@@ -22,6 +22,7 @@ from credgate.gateway.handler import Agreed, GateHandler
 from credgate.gateway.hooks import Hooks
 from credgate.gateway.leaves import Leaves
 from credgate.gateway.tunnel import Tunnel, tunnel_for
+from credgate.gateway.ways import Ways
 from credgate.runs import Listener, Run
 from rules.policy import Endpoint
 
@@ -62,6 +63,7 @@ class CredgateInstance:
     def __init__(self, run: Run, listener: Listener, *, hooks: Hooks, options: Options, crowd: Crowd) -> None:
         self.run, self.listener, self.front = run, listener, Front()
         self.connects, self.leaves = Connects(), Leaves(hooks.authority)
+        self.ways = Ways()
         self.handlers: set[Handler] = set()
         self._hooks, self._options, self._crowd = hooks, options, crowd
         self._tasks: set[asyncio.Task[Any]] = set()
