@@ -9,17 +9,54 @@ import asyncio
 import errno
 import selectors
 from collections import ChainMap
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, cast
 
 type Key = selectors.SelectorKey
 type Ready = list[tuple[Key, int]]
+type Call = Callable[[], object]
+
+
+class Watches(Protocol):
+    """Calls back when a descriptor can be read, or written: an event loop, or its selector without the loop between."""
+
+    def add_reader(self, fd: int, callback: Call, /) -> object:
+        """As a loop's."""
+        ...
+
+    def remove_reader(self, fd: int, /) -> object:
+        """As a loop's."""
+        ...
+
+    def add_writer(self, fd: int, callback: Call, /) -> object:
+        """As a loop's."""
+        ...
+
+    def remove_writer(self, fd: int, /) -> object:
+        """As a loop's."""
+        ...
+
+
+class _Calls:
+    """What is called for a descriptor: looked at when its turn comes, so that what was taken back isn't."""
+
+    __slots__ = ("read", "write")
+
+    def __init__(self) -> None:
+        self.read: Call | None = None
+        self.write: Call | None = None
 
 
 class WideSelector(selectors.BaseSelector):
-    """An epoll; what it refuses for want of watches is polled beside it, for as long as it is registered."""
+    """An epoll; what it refuses for want of watches is polled beside it, for as long as it is registered.
 
-    def __init__(self) -> None:
+    What was added by `add_reader` and `add_writer` is called within `select`, and not in the loop's way, which makes an
+    object of each event, lists it, and enters a context for it: 5 us of a request's at one connection. A descriptor is
+    either watched so or registered. What is called must not raise; `failed` is told where it does.
+    """
+
+    def __init__(self, failed: Callable[[Exception], object] | None = None) -> None:
+        self._failed = failed
         self._epoll = selectors.EpollSelector()
         self._poll = selectors.PollSelector()
         self._poll.register(self._epoll.fileno(), selectors.EVENT_READ)
@@ -50,7 +87,28 @@ class WideSelector(selectors.BaseSelector):
         return self._of(fileobj).modify(fileobj, events, data)
 
     def select(self, timeout: float | None = None) -> Ready:
-        """As BaseSelector."""
+        """As BaseSelector, of what is registered."""
+        others: Ready = []
+        for each in self._ready(timeout):
+            calls = each[0].data
+            if type(calls) is not _Calls:
+                others.append(each)
+                continue
+            if each[1] & selectors.EVENT_READ and calls.read is not None:
+                self._call(calls.read)
+            if each[1] & selectors.EVENT_WRITE and calls.write is not None:
+                self._call(calls.write)
+        return others
+
+    def _call(self, call: Call) -> None:
+        try:
+            call()
+        except Exception as error:
+            if self._failed is None:
+                raise
+            self._failed(error)
+
+    def _ready(self, timeout: float | None) -> Ready:
         if not self._crowded:
             return self._epoll.select(timeout)
         ready: Ready = []
@@ -60,6 +118,49 @@ class WideSelector(selectors.BaseSelector):
             else:
                 ready.append((key, events))
         return ready
+
+    # -- what is called ------------------------------------------------------------------------------------------------
+
+    def add_reader(self, fd: int, callback: Call, /) -> None:
+        """As a loop's. Raises ValueError for a descriptor that is registered."""
+        self._watched(fd, selectors.EVENT_READ).read = callback
+
+    def add_writer(self, fd: int, callback: Call, /) -> None:
+        """Likewise."""
+        self._watched(fd, selectors.EVENT_WRITE).write = callback
+
+    def remove_reader(self, fd: int, /) -> None:
+        """As a loop's."""
+        self._unwatched(fd, selectors.EVENT_READ)
+
+    def remove_writer(self, fd: int, /) -> None:
+        """As a loop's."""
+        self._unwatched(fd, selectors.EVENT_WRITE)
+
+    def _watched(self, fd: int, event: int) -> _Calls:
+        key = self.get_map().get(fd)
+        if key is None:
+            calls = _Calls()
+            self.register(fd, event, calls)
+            return calls
+        if not isinstance(key.data, _Calls):
+            raise ValueError(f"descriptor {fd} is registered")
+        self.modify(fd, key.events | event, key.data)
+        return key.data
+
+    def _unwatched(self, fd: int, event: int) -> None:
+        key = self.get_map().get(fd)
+        if key is None or not isinstance(key.data, _Calls):
+            return
+        if event == selectors.EVENT_READ:
+            key.data.read = None
+        else:
+            key.data.write = None
+        left = key.events & ~event
+        if left:
+            self.modify(fd, left, key.data)
+        else:
+            self.unregister(fd)
 
     def get_map(self) -> Mapping[Any, Key]:
         """As BaseSelector."""
@@ -74,6 +175,22 @@ class WideSelector(selectors.BaseSelector):
         self._epoll.close()
 
 
-def new_loop() -> asyncio.SelectorEventLoop:
+class WideLoop(asyncio.SelectorEventLoop):
+    """The event loop of the gateway's processes. `wide`: its selector."""
+
+    def __init__(self) -> None:
+        self.wide = WideSelector(self._told)
+        super().__init__(self.wide)
+
+    def _told(self, error: Exception) -> None:
+        self.call_exception_handler({"message": "a descriptor's callback failed", "exception": error})
+
+
+def new_loop() -> WideLoop:
     """The loop_factory of these processes."""
-    return asyncio.SelectorEventLoop(WideSelector())
+    return WideLoop()
+
+
+def watches(loop: asyncio.AbstractEventLoop) -> Watches:
+    """What calls back for a descriptor of the gateway's own, on whichever loop."""
+    return loop.wide if isinstance(loop, WideLoop) else cast("Watches", loop)

@@ -18,6 +18,7 @@ from credgate.gateway.records import Records
 from credgate.known import KnownValues
 from credgate.ledger.record import LedgerError
 from credgate.ledger.writer import Ledger
+from credgate.loops import new_loop
 from tests.credgate.gateway_rig import FAST, POLICY, SECRET, Client, Rig, Seen, Target, rig
 
 ROTATED = "ghp_rotatedRotatedRotatedRotatedRotated01"
@@ -374,7 +375,7 @@ def test_it_leads_where_the_way_led(
             assert went[0] or scene is two_by_turns
             monkeypatch.setattr(Beaten, "_again", lambda *_: False)
             went[0] = 0
-        ways.append(asyncio.run(observed(scene, tmp_path / name)))
+        ways.append(asyncio.run(observed(scene, tmp_path / name), loop_factory=new_loop))
     assert not went[0]
     assert ways[0] == ways[1]
 
@@ -389,7 +390,7 @@ def test_a_bound_is_exact(tmp_path: Path) -> None:
             assert len(r.good.seen) == 5
             assert r.reasons() == ["uses_exhausted"] * 3
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_a_target_that_says_nothing_is_not_waited_for(tmp_path: Path) -> None:
@@ -403,7 +404,7 @@ def test_a_target_that_says_nothing_is_not_waited_for(tmp_path: Path) -> None:
             assert [one[0] for one in got if isinstance(one, tuple)] == [200, 200, 200, 504]
             assert r.reasons() == ["upstream_timeout"]
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 class Planted(Exception):
@@ -453,7 +454,7 @@ def test_raising_in_a_step_of_the_track(
             assert [one[0] for one in await asks(other, head(r), 3) if isinstance(one, tuple)] == [200] * 3
         assert SECRET not in caplog.text
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 @pytest.mark.parametrize("where", ["put", "sync"])
@@ -478,7 +479,7 @@ def test_nothing_leaves_that_is_not_on_the_disk(where: str, tmp_path: Path, monk
                     assert b"ledger_unavailable" in got or (where, got) == ("put", b"")
             assert len(r.good.seen) == seen
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -495,5 +496,5 @@ def test_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         async with rig(tmp_path) as r:
             await asks(await r.tunnel(), head(r), 5)
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
     assert taken[-4:] == [True] * 4

@@ -12,6 +12,7 @@ import pytest
 from credgate.gateway import link
 from credgate.gateway.handler import reset
 from credgate.gateway.wire import Wire
+from credgate.loops import new_loop
 from credgate.runs import Listener, Run
 from tests.credgate.gateway_rig import DECOY, SECRET, Client, Rig, Seen, echo, listening, rig
 
@@ -75,7 +76,7 @@ def test_the_request_as_the_target_gets_it(tmp_path: Path) -> None:
             )
             assert r.good.raw == b"\r\n".join(lines) + b"\r\n\r\n"
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_a_chunked_body_is_framed_anew(tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_a_chunked_body_is_framed_anew(tmp_path: Path) -> None:
             assert r.good.seen[0].values(b"trailer") == r.good.seen[0].values(b"expect") == []
             assert r.records("outcome")[0]["req_bytes"] == 6
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_a_length_is_sent_as_a_plain_number(tmp_path: Path) -> None:
@@ -111,7 +112,7 @@ def test_a_length_is_sent_as_a_plain_number(tmp_path: Path) -> None:
             assert answer.body == b"ok 5"
             assert r.good.seen[0].values(b"content-length") == [b"5"]
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_a_body_without_one_reading_gets_no_end(body: bytes, sent: bytes, at_onc
             client.writer.write(head(r))  # what follows such a body is nobody's request
             assert await got(client) == b""
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_expect_is_answered_when_the_target_is_there(tmp_path: Path) -> None:
@@ -170,7 +171,7 @@ def test_expect_is_answered_when_the_target_is_there(tmp_path: Path) -> None:
             answer = await other.ask(head(r, b"POST /free/a HTTP/1.1", b"Content-Length: 5", b"Expect: 100-continue"))
             assert answer.status == 403  # and no 100 before it
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_requests_sent_ahead_are_answered_in_turn(tmp_path: Path) -> None:
@@ -182,7 +183,7 @@ def test_requests_sent_ahead_are_answered_in_turn(tmp_path: Path) -> None:
             assert [(await client.answer()).status for _ in paths] == [200, 403, 200, 403, 403, 200]
             assert r.good.connections == 1
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_thousands_of_refusals_sent_ahead(tmp_path: Path) -> None:
@@ -196,7 +197,7 @@ def test_thousands_of_refusals_sent_ahead(tmp_path: Path) -> None:
             client.writer.write(one * count)
             assert [(await client.answer()).status for _ in range(count)] == [403] * count
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 # -- what comes back ------------------------------------------------------------------------------------------------
@@ -240,7 +241,7 @@ def test_answers_and_what_the_client_gets(method: bytes, answer: bytes, expected
             assert r.good.connections == 1
             assert r.reasons() == []
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_an_answer_byte_by_byte(tmp_path: Path) -> None:
@@ -259,7 +260,7 @@ def test_an_answer_byte_by_byte(tmp_path: Path) -> None:
             client.writer.write(head(r))
             assert (await client.answer()).body == b"ok"
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +295,7 @@ def test_answers_that_do_not_count(answer: bytes, tmp_path: Path) -> None:
             r.good.script = echo
             assert (await client.ask(head(r))).status == 200  # the client's may go on
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_bytes_behind_an_answer_are_no_answer_to_the_next_request(tmp_path: Path) -> None:
@@ -314,7 +315,7 @@ def test_bytes_behind_an_answer_are_no_answer_to_the_next_request(tmp_path: Path
                 r.gateway._hooks.pool.close(r.run)
             assert r.records("outcome")[0]["detail"] == "bytes behind the end of the answer"
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +340,7 @@ def test_an_answer_in_the_middle_of_an_upload(answer: bytes, tmp_path: Path) -> 
             assert len(r.records("intent")) == 1
             assert r.records("outcome")[0]["status"] == 413
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 @pytest.mark.parametrize("tls", [True, False])
@@ -412,7 +413,7 @@ def test_a_refused_body_is_read_to_its_end_and_no_longer(
             assert time.monotonic() - begun < 4.5
             assert [line["path"] for line in r.records("intent")] == (["/free/a"] if goes_on else [])
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 # -- connections that are used again --------------------------------------------------------------------------------
@@ -444,7 +445,7 @@ def test_the_next_client_connection_of_the_run_uses_it_again(tmp_path: Path) -> 
                 assert (await client.ask(head(r))).status == 200
             assert r.good.connections == 2
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 async def at_once(r: Rig, clients: list[Client]) -> list[int]:
@@ -484,7 +485,7 @@ def test_no_other_run_uses_it(tmp_path: Path) -> None:
             await r.gateway.close("run-2")
             assert len(r.gateway._hooks.pool) == 1
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_neither_another_endpoint_nor_generation_nor_pin_uses_it(tmp_path: Path) -> None:
@@ -508,7 +509,7 @@ def test_neither_another_endpoint_nor_generation_nor_pin_uses_it(tmp_path: Path)
             )  # a CA file that is not there: nothing that was verified by the old one's serves
             assert r.good.connections == 3
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_a_revoked_run_has_no_idle_connections(tmp_path: Path) -> None:
@@ -521,7 +522,7 @@ def test_a_revoked_run_has_no_idle_connections(tmp_path: Path) -> None:
                 await r.good.closed.wait()
             assert len(r.gateway._hooks.pool) == 0
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_idle_connections_are_bounded_in_time_and_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -542,7 +543,7 @@ def test_idle_connections_are_bounded_in_time_and_number(tmp_path: Path, monkeyp
                 while len(pool) != 2:
                     await asyncio.sleep(0.01)
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_one_that_the_target_closed_is_not_used_again(tmp_path: Path) -> None:
@@ -560,7 +561,7 @@ def test_one_that_the_target_closed_is_not_used_again(tmp_path: Path) -> None:
             assert r.good.connections == 4
             assert r.reasons() == []
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 @pytest.mark.parametrize(
@@ -602,7 +603,7 @@ def test_what_is_sent_once_more(
             assert tags == [intent["ua_tag"] for intent in intents]
             assert r.reasons() == (["upstream_resent"] if again else ["upstream_reset"])
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_a_fresh_connection_is_not_tried_twice(tmp_path: Path) -> None:
@@ -618,7 +619,7 @@ def test_a_fresh_connection_is_not_tried_twice(tmp_path: Path) -> None:
             assert (await client.ask(head(r))).status == 502  # once more, and no third time
             assert r.good.connections == 3
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_an_answer_that_began_is_not_asked_for_again(tmp_path: Path) -> None:
@@ -630,7 +631,7 @@ def test_an_answer_that_began_is_not_asked_for_again(tmp_path: Path) -> None:
             assert (await client.ask(head(r))).status == 502
             assert r.good.connections == 1
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_the_connections_of_plain_endpoints_too(tmp_path: Path) -> None:
@@ -654,4 +655,4 @@ def test_the_connections_of_plain_endpoints_too(tmp_path: Path) -> None:
             assert b" 200 " in await proxied.reader.readuntil(b"\r\n\r\n")
             assert len(r.gateway._hooks.pool) == 1
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)

@@ -17,6 +17,7 @@ from mitmproxy.proxy import events
 from credgate.gateway import hooks, mode
 from credgate.gateway.crowd import Crowd
 from credgate.gateway.server import Gateway, GatewayError
+from credgate.loops import new_loop
 from credgate.runs import Listener, Run
 from tests.credgate.gateway_rig import DECOY, SECRET, Rig, listening, rig
 from tests.credgate.h2_rig import H2Client
@@ -48,7 +49,7 @@ def test_a_run_is_known_by_its_listener(tmp_path: Path) -> None:
             assert (run.allowed, r.run.allowed) == (1, 0)
             r.proxy = mine
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_closing_a_run_ends_its_connections_and_no_others(tmp_path: Path) -> None:
@@ -80,7 +81,7 @@ def test_closing_a_run_ends_its_connections_and_no_others(tmp_path: Path) -> Non
             assert not theirs.writer.transport.is_closing()
             await r.gateway.close("run-2")  # once more is no error
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_a_socket_that_does_not_listen(tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_a_socket_that_does_not_listen(tmp_path: Path) -> None:
                 with pytest.raises(ConnectionError):  # none of them is served
                     await r.dial(port)
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_a_run_twice(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_a_run_twice(tmp_path: Path) -> None:
             with pytest.raises(GatewayError, match="run_served"):
                 await r.gateway.serve(r.run, [])
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_not_started(tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_not_started(tmp_path: Path) -> None:
             with pytest.raises(GatewayError, match="gateway_stopped"):
                 await fresh.serve(r.run, [])
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_a_missing_hook_is_no_gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +134,7 @@ def test_a_missing_hook_is_no_gateway(tmp_path: Path, monkeypatch: pytest.Monkey
             with pytest.raises(GatewayError, match="no_such_hook"):
                 await r.gateway.start()
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_a_missing_option_is_no_gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +144,7 @@ def test_a_missing_option_is_no_gateway(tmp_path: Path, monkeypatch: pytest.Monk
             with pytest.raises(GatewayError, match="option"):
                 await r.gateway.start()
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_an_unknown_hook_ends_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +162,7 @@ def test_an_unknown_hook_ends_the_connection(tmp_path: Path, monkeypatch: pytest
             assert r.untouched
             assert "hook requestheaders" in r.records("deny")[-1]["detail"]
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_the_options_are_the_strict_ones(tmp_path: Path) -> None:
@@ -172,7 +173,7 @@ def test_the_options_are_the_strict_ones(tmp_path: Path) -> None:
             assert options.validate_inbound_headers is True
             assert (options.rawtcp, options.http3, options.websocket, options.upstream_cert) == (False,) * 4
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_connections_of_a_run_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +187,7 @@ def test_connections_of_a_run_are_bounded(tmp_path: Path, monkeypatch: pytest.Mo
             await asyncio.sleep(0.05)
             assert await r.tunnel(sni=None)
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_the_bound_is_of_the_run_and_not_of_a_listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +203,7 @@ def test_the_bound_is_of_the_run_and_not_of_a_listener(tmp_path: Path, monkeypat
             await asyncio.sleep(0.05)
             assert await r.tunnel(sni=None)
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_all_runs_together_have_a_bound_too() -> None:
@@ -230,7 +231,7 @@ def test_nodelay_on_both_sides(tmp_path: Path) -> None:
             sockets = [pipe.info("socket") for pipe in (handler.pipe, handler._lane._link._pipe)]
             assert all(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for s in sockets)
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 @pytest.mark.parametrize("request_too", [True, False])
@@ -256,7 +257,7 @@ def test_nothing_of_a_connection_is_left_to_the_garbage_collector(request_too: b
     gc.collect()
     gc.disable()
     try:
-        asyncio.run(main())
+        asyncio.run(main(), loop_factory=new_loop)
     finally:
         gc.enable()
 
@@ -273,7 +274,7 @@ def test_a_client_that_does_not_trust_us_is_noted(tmp_path: Path) -> None:
             assert note["sni"] == "api.good.test"
             assert "broke off" in note["detail"]
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_the_engine_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -286,7 +287,7 @@ def test_the_engine_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixtur
             await client.get("/ok/canary", host=f"api.good.test:{r.direct}", X_Canary="canary")
             await client.ask(b"GET /canary\x00 HTTP/1.1\r\n\r\n")
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
     assert [x.name for x in caplog.records if x.name.startswith(("mitmproxy", "h2", "hpack"))] == []
     assert "canary" not in caplog.text
 
@@ -300,7 +301,7 @@ def test_a_proxy_variable_of_the_daemon_means_nothing(tmp_path: Path, monkeypatc
             client = await r.tunnel()
             assert (await client.get(host=f"api.good.test:{r.direct}")).status == 200
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 class Below(asyncio.Transport):
@@ -325,7 +326,7 @@ def test_a_connection_that_is_cut_before_it_is_there(tmp_path: Path) -> None:
             pipe.connection_lost(None)
             assert not instance.handlers
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 async def engine(r: Rig) -> Any:
@@ -356,7 +357,7 @@ def test_after_the_kill_nothing_reaches_the_lane(tmp_path: Path) -> None:
             assert reached == [b"x"]
             assert await client.rest() == b""
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_after_the_kill_no_event_reaches_a_layer(tmp_path: Path) -> None:
@@ -371,7 +372,7 @@ def test_after_the_kill_no_event_reaches_a_layer(tmp_path: Path) -> None:
             await handler.server_event(events.DataReceived(handler.client, b"x"))
             assert len(reached) == 1
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 def test_after_the_kill_no_event_that_waited_reaches_a_layer(tmp_path: Path) -> None:
@@ -394,6 +395,6 @@ def test_after_the_kill_no_event_that_waited_reaches_a_layer(tmp_path: Path) -> 
             return reached
 
     killed = False
-    assert len(asyncio.run(main())) == 2
+    assert len(asyncio.run(main(), loop_factory=new_loop)) == 2
     killed = True
-    assert len(asyncio.run(main())) == 1
+    assert len(asyncio.run(main(), loop_factory=new_loop)) == 1

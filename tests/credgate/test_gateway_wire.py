@@ -12,6 +12,7 @@ import pytest
 from credgate.gateway.accepting import Acceptor
 from credgate.gateway.pipe import Pipe
 from credgate.gateway.wire import HIGH, LOW, Wire
+from credgate.loops import new_loop
 
 
 class Told:
@@ -64,7 +65,7 @@ def joined(body: Callable[[Joined], Awaitable[None]], first: bytes = b"", *, hee
                 await made.told.over.wait()
         assert made.near.fileno() < 0 and made.told.said.count("lost") == 1
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)
 
 
 async def until(true: Callable[[], object]) -> None:
@@ -253,4 +254,4 @@ def test_accepted_sockets_wait_for_no_ack(closed: bool) -> None:
         acceptor.close()
         assert told.said == ["lost"]
 
-    asyncio.run(main())
+    asyncio.run(main(), loop_factory=new_loop)

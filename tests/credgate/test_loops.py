@@ -107,3 +107,94 @@ def test_daemon_and_workers_run_on_it() -> None:
     loop = loops.new_loop()
     assert isinstance(loop._selector, WideSelector)  # type: ignore[attr-defined]
     loop.close()
+
+
+# -- what is called without the loop between
+
+
+def watching(*calls: Callable[[], object]) -> tuple[WideSelector, list[socket.socket], list[socket.socket]]:
+    """A selector that calls each when its descriptor can be read, and the pairs that bring it about."""
+    pairs = [socket.socketpair() for _ in calls]
+    selector = WideSelector()
+    for (mine, _), call in zip(pairs, calls, strict=True):
+        selector.add_reader(mine.fileno(), call)
+    return selector, [mine for mine, _ in pairs], [theirs for _, theirs in pairs]
+
+
+def closed(selector: WideSelector, *sockets: list[socket.socket]) -> None:
+    selector.close()
+    for sock in (one for some in sockets for one in some):
+        sock.close()
+
+
+@pytest.mark.parametrize("room", [100, 1])
+def test_who_is_called_is_not_in_what_select_returns(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Full, "room", room)
+    monkeypatch.setattr(selectors, "EpollSelector", Full)
+    called: list[str] = []
+    selector, mine, theirs = watching(lambda: called.append("a"), lambda: called.append("b"))
+    other = socket.socketpair()
+    selector.register(other[0], selectors.EVENT_READ, "registered")
+    for sock in (*theirs, other[1]):
+        sock.send(b"x")
+    assert [(key.data, mask) for key, mask in selector.select(5)] == [("registered", selectors.EVENT_READ)]
+    assert sorted(called) == ["a", "b"]
+    selector.remove_reader(mine[0].fileno())
+    selector.add_writer(mine[1].fileno(), lambda: called.append("w"))
+    selector.select(5)
+    assert sorted(called[2:]) == ["b", "w"]
+    selector.remove_writer(mine[1].fileno())
+    selector.remove_writer(mine[1].fileno())  # as a loop's: nothing was there
+    assert [selector.get_map().get(sock.fileno()) is None for sock in mine] == [True, False]
+    with pytest.raises(ValueError, match="is registered"):
+        selector.add_reader(other[0].fileno(), print)
+    closed(selector, mine, theirs, list(other))
+
+
+def test_what_another_call_took_back_is_not_called() -> None:
+    """Both can be read when the first is called; with its descriptor's number somebody else may have begun by then."""
+    called: list[int] = []
+
+    def taking(which: int) -> Callable[[], None]:
+        def call() -> None:
+            called.append(which)
+            selector.remove_reader(mine[1 - which].fileno())
+            selector.add_writer(mine[1 - which].fileno(), lambda: called.append(2))
+
+        return call
+
+    selector, mine, theirs = watching(taking(0), taking(1))
+    for sock in theirs:
+        sock.send(b"x")
+    selector.select(5)
+    assert called in ([0], [1])
+    closed(selector, mine, theirs)
+
+
+def test_who_raises_is_told_of_and_the_others_have_their_turn() -> None:
+    told: list[dict[str, object]] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: told.append(context))
+        pair, done = socket.socketpair(), asyncio.Event()
+
+        def call() -> None:
+            loops.watches(loop).remove_reader(pair[0].fileno())
+            done.set()
+            raise ZeroDivisionError
+
+        loops.watches(loop).add_reader(pair[0].fileno(), call)
+        pair[1].send(b"x")
+        await asyncio.wait_for(done.wait(), 60)
+        for sock in pair:
+            sock.close()
+
+    asyncio.run(main(), loop_factory=loops.new_loop)
+    assert [type(one["exception"]) for one in told] == [ZeroDivisionError]
+
+
+def test_another_loop_calls_back_itself() -> None:
+    loop = asyncio.SelectorEventLoop()
+    assert loops.watches(loop) is loop
+    loop.close()

@@ -8,6 +8,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from credgate.gateway.ending import where
+from credgate.loops import watches
 
 if TYPE_CHECKING:
     from credgate.gateway.pipe import Pipe
@@ -34,6 +35,7 @@ class Wire(asyncio.Transport):
         "_paused",
         "_pipe",
         "_sock",
+        "_watches",
     )
 
     def __init__(self, sock: socket.socket, pipe: "Pipe", *, heeds: bool = False) -> None:
@@ -41,6 +43,7 @@ class Wire(asyncio.Transport):
         super().__init__()
         self._heeds = heeds
         self._loop = asyncio.get_running_loop()
+        self._watches = watches(self._loop)
         self._sock, self._fd, self._pipe = sock, sock.fileno(), pipe
         self._out = bytearray()
         self._full = self._paused = False
@@ -51,7 +54,7 @@ class Wire(asyncio.Transport):
 
     def attach(self) -> None:
         """Tell the pipe, and read once the loop says that there is something."""
-        self._loop.add_reader(self._fd, self._readable)
+        self._watches.add_reader(self._fd, self._readable)
         self._pipe.connection_made(self)
 
     def begin(self) -> None:
@@ -97,13 +100,13 @@ class Wire(asyncio.Transport):
         """Read nothing for now."""
         if self.is_reading():
             self._paused = True
-            self._loop.remove_reader(self._fd)
+            self._watches.remove_reader(self._fd)
 
     def resume_reading(self) -> None:
         """Go on reading."""
         if self._paused and not self._closing:
             self._paused = False
-            self._loop.add_reader(self._fd, self._readable)
+            self._watches.add_reader(self._fd, self._readable)
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
@@ -117,7 +120,7 @@ class Wire(asyncio.Transport):
                 return
             if sent:
                 data = memoryview(data)[sent:]
-            self._loop.add_writer(self._fd, self._writable)
+            self._watches.add_writer(self._fd, self._writable)
         self._out += data
         if len(self._out) > HIGH and not self._full:
             self._full = True
@@ -141,10 +144,10 @@ class Wire(asyncio.Transport):
             self._end(error)
             return
         self._closing = True
-        self._loop.remove_reader(self._fd)
+        self._watches.remove_reader(self._fd)
         if self._out:
             self._out = bytearray()
-            self._loop.remove_writer(self._fd)
+            self._watches.remove_writer(self._fd)
         self._loop.call_soon(self._last, error)
 
     def _last(self, error: Exception) -> None:
@@ -180,7 +183,7 @@ class Wire(asyncio.Transport):
             self._full = False
             self._pipe.resume_writing()
         if not self._out:
-            self._loop.remove_writer(self._fd)
+            self._watches.remove_writer(self._fd)
             if self._closing:
                 self._lose(None)
 
@@ -199,7 +202,7 @@ class Wire(asyncio.Transport):
         if self._closing:
             return
         self._closing = True
-        self._loop.remove_reader(self._fd)
+        self._watches.remove_reader(self._fd)
         if not self._out:
             self._lose(None)
 
@@ -212,10 +215,10 @@ class Wire(asyncio.Transport):
             return
         if self._out:
             self._out = bytearray()
-            self._loop.remove_writer(self._fd)
+            self._watches.remove_writer(self._fd)
         if not self._closing:
             self._closing = True
-            self._loop.remove_reader(self._fd)
+            self._watches.remove_reader(self._fd)
         self._lose(error)
 
     def _lose(self, error: Exception | None) -> None:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from credgate.ledger.flushing import Flushing
 from credgate.ledger.landing import Landing
 from credgate.ledger.record import LedgerError
+from credgate.loops import watches
 
 type Told = Callable[[LedgerError | None], object]
 
@@ -66,9 +67,9 @@ class Syncing:
         two system calls, and more of the selector's own.
         """
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._done)
+            watches(self._loop).remove_reader(self._done)
         self._loop, self._asked, self._flying = loop, [], []
-        loop.add_reader(self._done, self._landed)
+        watches(loop).add_reader(self._done, self._landed)
 
     def _begin(self) -> None:
         if self._stopped or self._loop is None or self._flying or not self._asked:
@@ -139,7 +140,7 @@ class Syncing:
 
     def _let_go(self, waiting: list[Told]) -> None:
         if self._loop is not None:
-            self._loop.remove_reader(self._done)
+            watches(self._loop).remove_reader(self._done)
         os.close(self._done)
         for told in waiting:
             told(None)
