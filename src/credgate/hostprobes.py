@@ -53,7 +53,7 @@ def netns() -> str:
     _enter(os.CLONE_NEWNET)
     first = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     os.unshare(os.CLONE_NEWNET)
-    from pyroute2 import IPRoute  # noqa: PLC0415  200 ms, and no other probe needs it
+    from pyroute2 import IPRoute  # 200 ms, and no other probe needs it
 
     with IPRoute() as route:
         route.link("add", ifname="probe0", kind="veth", peer={"ifname": "probe1", "net_ns_fd": first})
@@ -64,7 +64,7 @@ def netns() -> str:
 
 def mounts() -> str:
     """A mount namespace with file systems of its own, by the calls that a jail's root is built with."""
-    from jail import mounttrial  # noqa: PLC0415
+    from jail import mounttrial
 
     _enter(os.CLONE_NEWNS)
     mounttrial.trial()
@@ -73,7 +73,7 @@ def mounts() -> str:
 
 def proc() -> str:
     """A fresh /proc in a pid namespace of its own; refused where parts of the one that is here are covered."""
-    from jail import mounttrial  # noqa: PLC0415
+    from jail import mounttrial
 
     _enter(os.CLONE_NEWNS | os.CLONE_NEWPID)
     child = os.fork()  # the first process of the new pid namespace: only it can mount its /proc
@@ -91,7 +91,7 @@ def proc() -> str:
 
 def copies() -> str:
     """An overlay as a copy of a work tree is one, where copies are kept: what is written lands above, all of it."""
-    from credgate.copystore import remove  # noqa: PLC0415
+    from credgate.copystore import remove
 
     place = _near(Path(os.environ.get("CREDGATE_PROBE_AT", "")))
     _enter(os.CLONE_NEWNS)
@@ -111,8 +111,8 @@ def _near(wanted: Path) -> Path:
 
 
 def _written_above(folder: Path) -> None:
-    from jail import mountcalls  # noqa: PLC0415
-    from jail.overlays import overlay_options  # noqa: PLC0415
+    from jail import mountcalls
+    from jail.overlays import overlay_options
 
     lower, upper, work = (folder / name for name in ("lower", "upper", "work"))
     for path in (lower, upper, work):
@@ -152,7 +152,7 @@ def yama() -> str:
 
 def nftables() -> str:
     """Our own ruleset in a network namespace, read back."""
-    from jail import firewall  # noqa: PLC0415  imports the GPL binding where that is installed
+    from jail import firewall  # imports the GPL binding where that is installed
 
     way = firewall.find()
     _enter(os.CLONE_NEWNET)
@@ -166,8 +166,8 @@ def nftables() -> str:
 
 def landlock() -> str:
     """A ruleset that closes a file which was open before."""
-    from jail import landlock as guard  # noqa: PLC0415
-    from jail.bpf import no_new_privs  # noqa: PLC0415
+    from jail import landlock as guard
+    from jail.bpf import no_new_privs
 
     version = guard.abi()
     closed = Path("/etc/passwd")
@@ -186,8 +186,8 @@ def landlock() -> str:
 
 def seccomp() -> str:
     """Our own filter, shown by the kernel and by a call that it refuses."""
-    from jail import bpf  # noqa: PLC0415
-    from jail.seccomp import compile_filter  # noqa: PLC0415  finds libseccomp
+    from jail import bpf
+    from jail.seccomp import compile_filter  # finds libseccomp
 
     compiled = compile_filter(arch=platform.machine())
     bpf.no_new_privs()
@@ -203,8 +203,8 @@ def seccomp() -> str:
 
 def cgroups() -> str:
     """A group as a run gets it: made, its limits read back, a process moved in, and removed again."""
-    from credgate.limits import base_for, held_by  # noqa: PLC0415
-    from jail.cgroups import Group  # noqa: PLC0415
+    from credgate.limits import base_for, held_by
+    from jail.cgroups import Group
 
     base = base_for(os.getpid())
     if base is None:
@@ -227,9 +227,9 @@ def cgroups() -> str:
 
 def _scope() -> str:
     """Nothing is ours now; perhaps the user's service manager gives the daemon a scope."""
-    from credgate.limits import held_by  # noqa: PLC0415
-    from credgate.scope import in_scope  # noqa: PLC0415
-    from jail.cgroups import NEEDED  # noqa: PLC0415
+    from credgate.limits import held_by
+    from credgate.scope import in_scope
+    from jail.cgroups import NEEDED
 
     runtime = {"XDG_RUNTIME_DIR": f"/run/user/{os.geteuid()}"}
     look = 'cat "/sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup)/cgroup.controllers"'

@@ -60,7 +60,7 @@ class _Found:
             if not under(following, self.tree):
                 self._back_in(following, todo)
                 return
-            if os.path.islink(following):  # noqa: PTH114 - surrogates
+            if os.path.islink(following):
                 self.islands[following] = None
                 target = os.readlink(following)
                 if target.startswith("/"):
@@ -77,17 +77,17 @@ class _Found:
     def _back_in(self, path: str, todo: list[str]) -> None:
         """A way that leads out of the tree may lead in again; of what is outside nothing can be changed by the jail."""
         real = os.path.realpath("/".join((path, *todo)))
-        if under(real, self.tree) and real != self.tree and not os.path.islink(real):  # noqa: PTH114 - a loop is one
+        if under(real, self.tree) and real != self.tree and not os.path.islink(real):  # a loop is one
             self.add(real)
 
     def reserve(self, path: str, content: str = "") -> None:
         """Have a directory (or a file with this content) made at `path`, and hold it."""
-        parent = os.path.dirname(path)  # noqa: PTH120
+        parent = os.path.dirname(path)
         while not os.path.lexists(parent):
             self.reserved.setdefault(parent, "")
             self.pins[parent] = None
-            parent = os.path.dirname(parent)  # noqa: PTH120
-        if os.path.islink(parent) or not os.path.isdir(parent):  # noqa: PTH112, PTH114
+            parent = os.path.dirname(parent)
+        if os.path.islink(parent) or not os.path.isdir(parent):
             return  # a link is held where it is found; below a file nothing can be made
         self.add_pins(parent)
         self.reserved[path] = content
@@ -96,7 +96,7 @@ class _Found:
     def hold(self, link: str) -> None:
         """Hold a link alone: what it leads to has to stay writable (a git directory)."""
         self.islands[link] = None
-        self.add_pins(os.path.dirname(link))  # noqa: PTH120
+        self.add_pins(os.path.dirname(link))
 
     def add_pins(self, directory: str) -> None:
         """Hold every directory from the tree down to this one."""
@@ -128,7 +128,7 @@ def _islands(found: _Found, look: TreeLook, role: Role, home: str) -> None:
     for path in (*linked, *begun, *look.readonly, *_led_to(look, home)):
         found.add(path)
     for path in look.links:
-        found.hold(path) if os.path.isdir(path) else found.add(path)  # noqa: PTH112 - surrogates
+        found.hold(path) if os.path.isdir(path) else found.add(path)
     if os.access(look.tree, os.W_OK):
         _reserve(found, look.tree, role)
 
@@ -171,7 +171,7 @@ def _led_to(look: TreeLook, home: str) -> Iterator[str]:
         for root in roots:
             yield from _from_config(look.tree, config, root, home, DEPTH)
     for directory in look.git:
-        root = os.path.dirname(directory) if directory.endswith("/.git") else directory  # noqa: PTH120
+        root = os.path.dirname(directory) if directory.endswith("/.git") else directory
         for name in ("config", "config.worktree"):
             yield from _from_config(look.tree, f"{directory}/{name}", root, home, DEPTH)
 
@@ -182,7 +182,7 @@ def _from_config(tree: str, config: str, root: str, home: str, depth: int) -> It
         return
     said = led(data)
     for value in said.includes:
-        path = _placed(value, os.path.dirname(config), home)  # noqa: PTH120
+        path = _placed(value, os.path.dirname(config), home)
         if under(path, tree):
             yield path
         yield from _from_config(tree, path, root, home, depth - 1)
@@ -194,7 +194,7 @@ def _from_config(tree: str, config: str, root: str, home: str, depth: int) -> It
 
 def _placed(value: str, base: str, home: str) -> str:
     spelled = home + value[1:] if value.startswith("~/") else value
-    return os.path.normpath(os.path.join(base, spelled))  # noqa: PTH118 - surrogates
+    return os.path.normpath(os.path.join(base, spelled))
 
 
 def _read(path: str) -> bytes:
@@ -212,7 +212,7 @@ def _hidden(look: TreeLook) -> dict[str, bool]:
     for path, _ in look.hidden:
         real = os.path.realpath(path)
         if under(real, look.tree) and real != look.tree and os.path.lexists(real):
-            covered[real] = os.path.isdir(real)  # noqa: PTH112
+            covered[real] = os.path.isdir(real)
     return covered
 
 
@@ -236,7 +236,7 @@ def _second_names(found: _Found, hidden: dict[str, bool]) -> None:
 
 def _files(islands: Iterable[str]) -> Iterator[str]:
     for path in islands:
-        if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114
+        if os.path.isdir(path) and not os.path.islink(path):
             with os.scandir(path) as listing:
                 yield from (entry.path for entry, _ in zip(listing, range(_AT_ROOT), strict=False))
         else:
@@ -277,7 +277,7 @@ def _ordered(found: _Found, hidden: Mapping[str, bool], repositories: Iterable[s
 
 
 def _is_directory(path: str) -> bool:
-    return os.path.isdir(path) and not os.path.islink(path)  # noqa: PTH112, PTH114 - surrogates
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def _cover(path: str, directory: bool) -> Hidden:

@@ -64,11 +64,11 @@ def new(of: object, end: linking.End) -> linking.IsChain:
 def template(of: object, fields: dict[str, object]) -> linking.IsTemplate:
     """Lines of an outcome with those fields."""
     before = linking.template_of
-    linking.template_of = of.Template  # type: ignore[attr-defined,misc]  # what a Form is made with
+    linking.template_of = of.Template  # type: ignore[attr-defined]  # what a Form is made with
     try:
         return Form("outcome", fields, HOLES).template
     finally:
-        linking.template_of = before  # type: ignore[misc]
+        linking.template_of = before
 
 
 def steps(of: object, end: linking.End, todo: list[Step]) -> list[object]:

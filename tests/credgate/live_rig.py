@@ -72,7 +72,7 @@ class Live:
         for sock in (mine, theirs, *self.berth.tcp.values()):
             sock.setblocking(False)
         self.caller, self.launcher = Peer(mine), theirs
-        self.alarms = run.alarm = Alarms(self)  # type: ignore[arg-type, assignment]
+        self.alarms = run.alarm = Alarms(self)  # type: ignore[arg-type]
         if above is not None:
             above.below.append(self)
 

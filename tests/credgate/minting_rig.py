@@ -156,13 +156,13 @@ def _crash_at(point: str) -> None:
     real, whole = Journal.begin, Calls.call
     match point:
         case "begin":
-            Journal.begin = lambda self, value: (real(self, value), _die())  # type: ignore[method-assign,return-value]
+            Journal.begin = lambda self, value: (real(self, value), _die())  # type: ignore[method-assign]
         case "sent":
             Calls._exchange = _after_sending  # type: ignore[method-assign]
         case "answered":
             Vault._swapped = _die  # type: ignore[assignment,method-assign]
         case "kept":
-            Journal.settle = _die  # type: ignore[assignment,method-assign]
+            Journal.settle = _die  # type: ignore[method-assign]
     assert whole is Calls.call
 
 

@@ -22,7 +22,7 @@ def places(tmp_path: Path) -> Places:
 def _ring(module: str, name: str, priority: float) -> KeyringBackend:
     """An object of a class of that name; not a subclass, which would enter keyring's own list for good."""
     cls = type(name, (), {"__module__": module, "priority": priority})
-    return cls()  # type: ignore[return-value]
+    return cls()
 
 
 REFUSED = [

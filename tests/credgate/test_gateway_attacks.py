@@ -213,7 +213,7 @@ def test_a_refused_host_is_not_looked_up(tmp_path: Path) -> None:
                 asked_for.append(host)
                 return await resolve(host, done)
 
-            pins._resolve = spy  # type: ignore[method-assign]
+            pins._resolve = spy
             for host, path in (("c2VjcmV0.evil.test", "/a"), ("api.good.test", "/no"), ("up.good.test", "/a b")):
                 client = await r.tunnel(host)
                 client.writer.write(

@@ -118,7 +118,7 @@ def test_not_started(tmp_path: Path) -> None:
                 authority=r.extra["authority"],
                 ledger=r.extra["ledger"],
                 vault=r.vault,  # type: ignore[arg-type]
-                resolve=lambda _host, _over: asyncio.sleep(0, ()),  # type: ignore[arg-type]
+                resolve=lambda _host, _over: asyncio.sleep(0, ()),
                 own_addresses=frozenset,
             )
             with pytest.raises(GatewayError, match="gateway_stopped"):

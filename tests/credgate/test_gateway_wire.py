@@ -197,7 +197,7 @@ def test_an_end_that_raises_at_that_ends_it_all_the_same(caplog: pytest.LogCaptu
         await made.told.over.wait()
         assert "ZeroDivisionError" in caplog.text and made.told.said == ["broken", "lost"]
 
-    joined(body, heeds=True, then=lambda _: 1 / 0)  # type: ignore[arg-type, return-value] # raises, and returns nothing
+    joined(body, heeds=True, then=lambda _: 1 / 0)  # raises, and returns nothing
 
 
 def test_a_reset_drops_what_waits() -> None:
@@ -222,7 +222,7 @@ def test_an_end_that_raises_ends_the_connection(caplog: pytest.LogCaptureFixture
         await made.told.over.wait()
         assert "ZeroDivisionError" in caplog.text and "broken" in made.told.said
 
-    joined(body, then=lambda _: 1 / 0)  # type: ignore[arg-type, return-value] # raises, and returns nothing
+    joined(body, then=lambda _: 1 / 0)  # raises, and returns nothing
 
 
 @pytest.mark.parametrize("closed", [False, True])

@@ -151,7 +151,7 @@ def test_a_threads_sync_takes_back_nothing_that_the_kernel_said(directory: Path)
         os.fdatasync(fd)
 
     async def main(place: Place) -> None:
-        place.ledger._calls.fdatasync = staticmethod(slow)  # type: ignore[assignment]  # of a class made for this place
+        place.ledger._calls.fdatasync = staticmethod(slow)  # of a class made for this place
         place.ledger.append("intent")
         thread = asyncio.ensure_future(asyncio.to_thread(place.ledger.sync))
         try:

@@ -287,7 +287,7 @@ def test_answers_that_are_none(name: str, tmp_path: Path) -> None:
     servers = VaultServers(stub, vault.fetch, KnownValues())  # type: ignore[arg-type]
     read = servers.read(policy.secrets["old"], env)
     with pytest.raises(SecretUnavailable) as fault:
-        asyncio.run(read)  # type: ignore[arg-type]
+        asyncio.run(read)
     assert fault.value.code == code
 
 
@@ -298,7 +298,7 @@ def test_a_namespace_is_sent_and_a_tree_s_policy_names_no_vault(tmp_path: Path) 
     env = {"VAULT_TOKEN": "a-token-of-mine"}
     vault = Vault(Places.from_env({"HOME": str(tmp_path)}), env)
     servers = VaultServers(stub, vault.fetch, KnownValues())  # type: ignore[arg-type]
-    asyncio.run(servers.read(policy.secrets["old"], env))  # type: ignore[arg-type]
+    asyncio.run(servers.read(policy.secrets["old"], env))
     fields = dict(stub.asked[0].fields)
     assert fields[b"x-vault-namespace"] == b"team/a"
     assert fields[b"x-vault-token"] == b"a-token-of-mine"

@@ -380,7 +380,7 @@ def formed(fetch: Callable[[], str] = lambda: "value-1") -> tuple[Desk, Formed, 
     async def fetched(_run: Run, name: str) -> Secret:
         return Secret(name, fetch())
 
-    made.judge = SimpleNamespace(records=Records(lines, SharedValues()), fetch=fetched)  # type: ignore[arg-type, assignment] # as above
+    made.judge = SimpleNamespace(records=Records(lines, SharedValues()), fetch=fetched)  # type: ignore[assignment] # as above
     policy: Any = made.runs["r1"].policy
     policy.secrets["token"], policy.bindings["token"] = object(), SimpleNamespace(name="token")
     return made, lines, said
@@ -581,7 +581,7 @@ def test_a_refused_secret_is_doubted_where_it_is_still_the_one_that_was_given() 
     made, _, said = desk()
     doubted: list[tuple[str, dict[str, str]]] = []
     made.judge.doubt = lambda run, sent: doubted.append((run.id, {n: s.reveal() for n, s in sent.items()}))  # type: ignore[method-assign] # all that it does
-    made.runs["r1"].policy.secrets["token"] = object()  # type: ignore[index, assignment]  # only the name is asked for
+    made.runs["r1"].policy.secrets["token"] = object()  # type: ignore[index]  # only the name is asked for
     made._versions |= {("r1", "token"): ("new", 2), ("r1", "gone"): ("x", 1)}
     for secrets in ({"token": 1}, {"other": 1}, {"gone": 1}, {}, {"token": 2, "other": 1}):
         made.take(m.Doubt("r1", secrets), [])
@@ -593,7 +593,7 @@ def test_a_refused_secret_is_doubted_where_it_is_still_the_one_that_was_given() 
 
 def test_only_secrets_of_its_runs_are_told_by_a_worker() -> None:
     made, _, said = desk()
-    made.runs["r1"].policy.secrets["token"] = object()  # type: ignore[index, assignment]  # only the name is asked for
+    made.runs["r1"].policy.secrets["token"] = object()  # type: ignore[index]  # only the name is asked for
     for name in ("token", "another-runs", "vault.main"):
         made.take(m.Known(name, "HTTP/1.1 200 OK"), [])
     assert [name for name, _, _ in made.known.values()] == ["token"]

@@ -83,9 +83,9 @@ def _signature(arrived: Arrived, credentials: Credentials, scope: tuple[str, str
     request.context["timestamp"] = arrived.headers["x-amz-date"]
     signer = (S3SigV4Auth if service == "s3" else SigV4Auth)(credentials, service, region)
     # exactly the headers that the client says it signed, and the body's hash as it says it
-    signer.headers_to_sign = lambda r: r.headers  # type: ignore[method-assign]
+    signer.headers_to_sign = lambda r: r.headers
     if "x-amz-content-sha256" in arrived.headers:
-        signer.payload = lambda r: arrived.headers["x-amz-content-sha256"]  # type: ignore[method-assign]
+        signer.payload = lambda r: arrived.headers["x-amz-content-sha256"]
     canonical = signer.canonical_request(request)
     return str(signer.signature(signer.string_to_sign(request, canonical), request))
 

@@ -95,9 +95,9 @@ def _time(text: str) -> int:
 
 def _options(options: argparse.Namespace) -> "Options":
     # the database takes a tenth of a second to load: not for --help
-    from credgate.ledger.keys import read_public  # noqa: PLC0415
-    from credgate.reconcile.engine import Given, Options  # noqa: PLC0415
-    from credgate.reconcile.targets import formats  # noqa: PLC0415
+    from credgate.ledger.keys import read_public
+    from credgate.reconcile.engine import Given, Options
+    from credgate.reconcile.targets import formats
 
     if not options.source:
         known = ", ".join(formats())
@@ -130,15 +130,15 @@ def _engine(uri: str | None) -> str:
 
 def _reconcile(options: argparse.Namespace) -> int:
     asked = _options(options)
-    from credgate.reconcile.engine import reconcile  # noqa: PLC0415
+    from credgate.reconcile.engine import reconcile
 
     return reconcile(asked, lambda store, result: _report(store, result, options))
 
 
 def _report(store: "Store", result: "Result", options: argparse.Namespace) -> int:
-    from credgate.reconcile.classes import MEANINGS, Class  # noqa: PLC0415
-    from credgate.reconcile.output import as_json, write_report  # noqa: PLC0415
-    from credgate.reconcile.rows import findings  # noqa: PLC0415
+    from credgate.reconcile.classes import MEANINGS, Class
+    from credgate.reconcile.output import as_json, write_report
+    from credgate.reconcile.rows import findings
 
     summary = write_report(store, result, options.report)
     if options.json:
@@ -177,8 +177,8 @@ def _say(text: str) -> None:
 
 
 def _summary(result: "Result") -> None:
-    from credgate.reconcile import proof  # noqa: PLC0415
-    from credgate.reconcile.rows import worst_words  # noqa: PLC0415
+    from credgate.reconcile import proof
+    from credgate.reconcile.rows import worst_words
 
     report = result.seen.report
     _say(proof.words(report))
@@ -208,7 +208,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def _self_test(options: argparse.Namespace) -> int:
-    from credgate.reconcile.selftest import self_test  # noqa: PLC0415
+    from credgate.reconcile.selftest import self_test
 
     outcomes: list[Outcome] = []
 

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 
 from credgate.ledger.record import FIELDS, OWN_FIELDS
@@ -33,9 +33,9 @@ def csv_lines(records: Iterator[Record]) -> Iterator[str]:
         yield _csv_line([_cell(record.get(name)) for name in _COLUMNS])
 
 
-def _csv_line(cells: object) -> str:
+def _csv_line(cells: Iterable[object]) -> str:
     out = io.StringIO()
-    csv.writer(out).writerow(cells)  # type: ignore[arg-type]  # a sequence of str; csv takes any iterable
+    csv.writer(out).writerow(cells)
     return out.getvalue()
 
 

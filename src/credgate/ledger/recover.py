@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import os
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -265,7 +266,6 @@ def _head_before(known: list[tuple[int, Path]]) -> tuple[Head, Mapping[str, obje
     """The chain's end where the last segment is new and empty."""
     if not known:
         return Head(), {}
-    path, line = known[-1][1], b""
-    for line in segment_lines(path):  # noqa: B007  the last one is wanted, and a packed segment has no end to read from
-        pass
-    return _head_of(path, line)
+    path = known[-1][1]
+    last = deque(segment_lines(path), 1)  # a packed segment has no end to read from
+    return _head_of(path, last[0] if last else b"")

@@ -68,9 +68,8 @@ def write_ledger(directory: Path, entries: list[Entry], *, signed: bool = True) 
     head, tree, origin = Head(), Tree(), ""
     seqs: dict[int, int] = {}
     with (directory / segment_name(1)).open("wb") as file:
-        for t, ev, number, fields in entries:
-            if ev == "outcome":
-                fields = {**fields, "intent_seq": seqs[number]}  # noqa: PLW2901  the loop's own is done with
+        for t, ev, number, given in entries:
+            fields = {**given, "intent_seq": seqs[number]} if ev == "outcome" else given
             stamp = Stamp(ts=_ledger_time(t), boot="00000000-0000-4000-8000-000000000000", mono_ns=(t - BEGIN) * 1000)
             line, head = link(head, ev, clean_fields(ev, fields), stamp)
             if ev == "intent":

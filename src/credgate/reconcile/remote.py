@@ -56,7 +56,7 @@ class Remote:
 
     def fill(self, table: str, columns: Columns, rows: Iterable[Iterable[object]]) -> None:
         """See Tables."""
-        import pandas  # noqa: PLC0415  comes with Ibis
+        import pandas  # comes with Ibis
 
         self.empty(table, columns)
         held = [tuple(row) for row in rows]
@@ -129,8 +129,8 @@ class Remote:
 def connected(uri: str, scratch: Path) -> Iterator[Remote]:
     """An engine by its URI. Raises ReconcileError where packages are missing, there is none, or it fails."""
     try:
-        import ibis  # noqa: PLC0415  optional, and a second to load
-        import sqlglot  # noqa: PLC0415
+        import ibis  # optional, and a second to load
+        import sqlglot
 
         scheme = uri.partition("://")[0]
         failures = (*_FAILURES, ibis.common.exceptions.IbisError, sqlglot.errors.SqlglotError, *_of_spark(scheme))
@@ -164,8 +164,8 @@ def _backend(ibis: Any, uri: str, scratch: Path) -> Any:
 def _of_spark(scheme: str) -> tuple[type[Exception], ...]:
     if scheme != "pyspark":
         return ()
-    from py4j.protocol import Py4JError  # noqa: PLC0415
-    from pyspark.errors import PySparkException  # noqa: PLC0415
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
 
     return (PySparkException, Py4JError)
 
@@ -174,7 +174,7 @@ def _spark(uri: str, scratch: Path) -> Any:
     """A session: `pyspark://local[2]?spark.driver.memory=4g`, `pyspark://spark://host:7077`; `pyspark://` alone leaves
     the master to Spark's own settings.
     """
-    from pyspark.sql import SparkSession  # noqa: PLC0415
+    from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else the first python3 on PATH, of whatever version
     master, _, settings = uri.partition("://")[2].partition("?")  # urlsplit takes `local[2]` for a broken IPv6 address
