@@ -141,7 +141,7 @@ async def _refused(session: "Session") -> Summary:
     if not session.ready or run.denied <= run.unasked:
         return Summary()
     named = str(session.chosen.path) if session.chosen.origin is Origin.FLAG else ""
-    return await asyncio.to_thread(summary_of, session.parts.places, run, named)
+    return await LOOKS.do(run.id, partial(summary_of, session.parts.places, run, named))
 
 
 async def _turned_away(session: "Session") -> dict[str, object]:

@@ -15,6 +15,7 @@ from credgate.ledger.files import PackError, segment_lines, segments
 from rules.asked import Asked
 
 KINDS = 5000  # of one run that are kept apart; more are counted
+NAMES = 100  # of queries of one kind, at least, that are kept; no rule lists as many, and a jail makes them up
 RUN = re.compile(r"[A-Za-z0-9-]{1,64}")
 OWN = frozenset({"credgate-check.invalid"})  # prepare.CHECK_NAME, which the look from inside asks for
 _DNS = {"dns.deny": "host_unlisted", "dns.deny.metadata": "metadata"}
@@ -143,7 +144,8 @@ class _Found:
                 self.refusals.beyond += count
                 return
             kind = kinds[key] = _Kind(asked=asked, query=set(), count=0, last="")
-        kind.query.update(_texts(record, "query_names"))
+        if len(kind.query) <= NAMES:
+            kind.query.update(_texts(record, "query_names"))
         kind.count += count
         kind.last = _text(record, "ts")
 

@@ -14,6 +14,7 @@ _HEX = re.compile(r"(?=[a-fA-F]*[0-9])(?:[0-9a-f]{7,}|[0-9A-F]{7,})", re.ASCII) 
 _FORMAT = re.compile(r"\.[a-z]{2,5}\Z")  # "/orders/17.json"
 _PARTS = re.compile(r"[-_.~]")
 _OPAQUE = 12  # characters of a part that no word with a number behind it has: "req_011CSHoEeqs5", not "claude-3-5"
+_SEGMENTS = 32  # of a path in which ids are looked for; 1000 fit into a path that the ledger keeps
 _RANDOM = 20  # of one in which separators are part of the alphabet (base64url)
 
 
@@ -38,14 +39,16 @@ def patterns(paths: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Group paths in normal form by the pattern that covers them: one of their own, but for ids that differ.
 
     A path with "%2f" stays alone: a "*" of a rule that lets it pass would cover such a segment too. One of ids alone
-    does as well, for its pattern would say nothing. Paths that hold "*" are the caller's to leave out.
+    does as well, for its pattern would say nothing, and one of very many segments. Paths that hold "*" are the caller's
+    to leave out.
     """
     shapes: dict[tuple[str | None, ...], list[str]] = {}
     for path in dict.fromkeys(paths):
         segments = path.split("/")[1:]
-        shape: tuple[str | None, ...] = tuple(None if is_id(segment) else segment for segment in segments)
-        if "%" in path or not any(shape):
-            shape = tuple(segments)
+        shape: tuple[str | None, ...] = tuple(segments)
+        if "%" not in path and len(segments) <= _SEGMENTS:
+            found = tuple(None if is_id(segment) else segment for segment in segments)
+            shape = found if any(found) else shape
         shapes.setdefault(shape, []).append(path)
     return {_pattern(shape, alike): tuple(alike) for shape, alike in shapes.items()}
 

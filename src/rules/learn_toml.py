@@ -100,7 +100,8 @@ def url_of(asked: Asked, path: str = "") -> str:
     port = "" if asked.port in (0, {"https": 443, "http": 80}.get(asked.scheme)) else f":{asked.port}"
     where = path or asked.path
     scheme = f"{asked.scheme}://" if asked.scheme else ""
-    names = "?" + "&".join(sorted(asked.query)) if asked.query else ""
+    # a name is decoded, and a blank in it would read as the end of the URL: what is behind it is the jail's word
+    names = "?" + "&".join(sorted(asked.query)).replace(" ", "%20") if asked.query else ""
     rest = where if where.startswith("/") or not where else f" {where}"
     return f"{asked.method} {scheme}{asked.host}{port}{rest}{names}".strip()
 

@@ -11,12 +11,12 @@ from credgate.gateway.floods import LINES, Floods
 from credgate.ledger.settings import Settings
 from credgate.ledger.writer import Ledger
 from credgate.prepare import CHECK_NAME
-from credgate.refusals import KINDS, OWN, Refusals, RunUnknown, refusals_of
+from credgate.refusals import KINDS, NAMES, OWN, Refusals, RunUnknown, refusals_of
 from credgate.refusedsummary import SHOWN, summarised
 from jail import fdpass
 from rules.asked import Asked
 from rules.learn import PATHS, TARGETS, learn
-from rules.learn_toml import document
+from rules.learn_toml import document, url_of
 from rules.packhosts import known_hosts
 from tests.rules.policies import PACKS, load
 
@@ -216,3 +216,22 @@ def test_long_and_hostile_paths_are_cut_and_stay_text() -> None:
     said = summary(one(path="/" + "y" * 4000), one(path="/\x1b]0;x\x07\nrun", reason="path_ambiguous"))
     assert len(said) < 2500
     assert "too long to be shown" in said
+
+
+def test_the_names_of_one_kind_are_bounded(tmp_path: Path) -> None:
+    """A jail makes them up: 20,000 lines of one kind with 32 of their own each took 120 MB of the daemon."""
+    with Ledger.open(tmp_path) as ledger:
+        for number in range(40):
+            deny(ledger, query_names=tuple(f"n{number}-{each}" for each in range(32)))
+    (asked,) = refusals_of(tmp_path, RUN).asked
+    assert asked.count == 40
+    assert NAMES < len(asked.query) <= NAMES + 32
+    learned = learn(POLICY, "dev", [asked], known_hosts(PACKS))
+    assert not learned.proposals, "no rule lists that many"
+
+
+def test_a_name_with_a_blank_does_not_end_the_url() -> None:
+    """What would follow reads as words of ours."""
+    said = url_of(Asked(reason="no_rule", method="GET", scheme="https", host="a.example", port=443, path="/a",
+                        query=frozenset({"x (host_unlisted), would be allowed by"})))  # fmt: skip
+    assert said == "GET https://a.example/a?x%20(host_unlisted),%20would%20be%20allowed%20by"

@@ -127,6 +127,10 @@ def test_only_ids_that_differ_become_a_star() -> None:
     assert patterns(["/a/x", "/a/y"]) == {"/a/x": ("/a/x",), "/a/y": ("/a/y",)}
     assert patterns(["/a/1", "/a/1/2"]) == {"/a/1": ("/a/1",), "/a/1/2": ("/a/1/2",)}
     assert patterns(["/1", "/2"]) == {"/1": ("/1",), "/2": ("/2",)}  # "/*" would say nothing
+    many = ["/a" * 40 + "/1", "/a" * 40 + "/2"]  # a thousand segments fit into a path: each would be looked at
+    assert patterns(many) == {path: (path,) for path in many}
+    few = ["/a" * 20 + "/1", "/a" * 20 + "/2"]
+    assert patterns(few) == {"/a" * 20 + "/*": tuple(few)}
     assert patterns(["/p/1%2f1", "/p/2%2f2"]) == {"/p/1%2f1": ("/p/1%2f1",), "/p/2%2f2": ("/p/2%2f2",)}
 
 

@@ -86,13 +86,13 @@ class GateHandler(Ending, Engine):
         self._broken: set[str] = set()
         self._late_ids: set[str] = set()
         self._connecting: dict[Connection, asyncio.TimerHandle | None] = {}
-        cut = Cutter() if agreed.alpn == "h2" else of_client
-        gated = GatedReader(reader, self._client_gate, lambda: None, cut)
+        cut = Cutter()
+        gated = GatedReader(reader, self._client_gate, lambda: None, cut if agreed.alpn == "h2" else of_client)
         super().__init__(cast("asyncio.StreamReader", gated), writer, options, mode)
         agreed.put_into(self.client)
         context = self.layer.context
         context.server.address = ("connection.invalid", state.port)  # HttpLayer asks for one
-        self.http: GateHttpLayer = http_layer(context, lambda: state.run.streams >= MAX_STREAMS)
+        self.http: GateHttpLayer = http_layer(context, lambda: state.run.streams >= MAX_STREAMS, cut)
         self.layer = self.http
         self._streams = 0  # of this connection, as far as its run has counted them
 

@@ -111,6 +111,10 @@ class Answering(TargetSide):
             self._truncated(turn)
         elif body.done:
             self._done(turn)
+        elif (
+            turn.unsent and turn.exchange.timer is None and turn.link is not None
+        ):  # once: each byte would begin it anew
+            self._steps.await_coding(turn.exchange, turn.link.cut, self._deadline)
 
     def _pass(self, turn: Turn, pieces: list[bytes], *, last: bool) -> None:
         """Send pieces of an answer's body as far as they may go. Raises Unreadable; nothing of them is sent then."""
@@ -128,6 +132,8 @@ class Answering(TargetSide):
         if turn.exchange.digests is not None:
             turn.exchange.digests.received(pieces)
         head, turn.unsent = turn.unsent, b""
+        if turn.exchange.timer is not None:
+            turn.exchange.disarm()
         turn.exchange.pass_on()
         out = head + (chunk(pieces, last=last) if turn.chunked else b"".join(pieces))
         if last:
@@ -139,12 +145,16 @@ class Answering(TargetSide):
         """An answer turns out to be none that can be searched."""
         turn.exchange.failure, turn.exchange.why = Reason.RESPONSE_UNREADABLE, detail
         if turn.unsent:
-            turn.exchange.status, turn.exchange.refusal = 0, None
-            self._no_answer(turn, Reason.RESPONSE_UNREADABLE)
+            self._unsaid(turn)
         elif isinstance(turn.answer, UntilClose):  # a FIN would be its proper end
             self._client.end(Reason.RESPONSE_UNREADABLE, detail)
         else:
             self._truncated(turn)
+
+    def _unsaid(self, turn: Turn) -> None:
+        """An answer of which nothing has gone on is none: the refusal says why."""
+        turn.exchange.status, turn.exchange.refusal = 0, None
+        self._no_answer(turn, Reason.UPSTREAM_INVALID)
 
     def _done(self, turn: Turn) -> None:
         """An answer is whole and in the ledger."""
@@ -166,6 +176,8 @@ class Answering(TargetSide):
             self._send_again(turn)
         elif turn.answer is None:
             self._no_answer(turn, Reason.UPSTREAM_INVALID if turn.held else Reason.UPSTREAM_RESET)
+        elif turn.unsent and turn.exchange.failure is not None:
+            self._unsaid(turn)
         elif not isinstance(turn.answer, UntilClose):
             self._truncated(turn)
         elif link.broken or turn.exchange.failure is not None:

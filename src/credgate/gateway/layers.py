@@ -30,7 +30,7 @@ from mitmproxy.proxy.layers.http._hooks import HttpErrorHook, HttpRequestHeaders
 
 from credgate.gateway.exchange import Exchange, attach, exchange_of
 from credgate.gateway.http1 import GateHttp1Client, GateHttp1Server
-from credgate.gateway.http2 import GateHttp2Client, GateHttp2Server, at_target, backlog
+from credgate.gateway.http2 import Cutter, GateHttp2Client, GateHttp2Server, at_target, backlog
 from credgate.gateway.websocket import WebSocket
 from rules.reasons import Reason
 
@@ -44,14 +44,14 @@ def install() -> None:
     module.Http1Client, module.Http2Client = GateHttp1Client, GateHttp2Client
 
 
-def http_layer(context: Context, full: Callable[[], bool]) -> "GateHttpLayer":
+def http_layer(context: Context, full: Callable[[], bool], cut: Cutter) -> "GateHttpLayer":
     """An HTTP layer whose client side is ours. HTTP/2 is spoken only where ALPN agreed on it, and only while there is
-    room for a stream.
+    room for a stream; `cut` is what its bytes come through.
     """
     gate = GateHttpLayer(context, HTTPMode.transparent)
     inner = gate.context.fork()
     h2 = context.client.alpn == b"h2"
-    gate.connections[context.client] = GateHttp2Server(inner, full) if h2 else GateHttp1Server(inner)
+    gate.connections[context.client] = GateHttp2Server(inner, full, cut) if h2 else GateHttp1Server(inner)
     return gate
 
 

@@ -166,13 +166,12 @@ class Steps:
         wait = self.timeouts.first_byte
         if not connected:
             wait += self.timeouts.connect + self.timeouts.tls
-
-        def late() -> None:
-            exchange.failure = exchange.failure or Reason.UPSTREAM_TIMEOUT
-            drop()
-
         later = asyncio.get_running_loop().call_later if deadline is None else deadline.later
-        exchange.timer = later(wait, late)
+        exchange.timer = later(wait, partial(_late, exchange, drop))
+
+    def await_coding(self, exchange: Exchange, drop: Callable[[], None], deadline: Deadline) -> None:
+        """Wait as long once more, and no longer, until what an answer is coded in makes a first byte of its body."""
+        exchange.timer = deadline.later(self.timeouts.first_byte, partial(_late, exchange, drop))
 
     def leaving(self, state: ClientState, exchange: Exchange, data: bytes, *, last: bool) -> bytes | Deny:
         """What may go out now of a request's body that is streamed. Deny: it holds a secret, and the rest must not."""
@@ -270,6 +269,11 @@ class Steps:
             return
         exchange.refusal = exchange.refusal or Refusal(deny=deny(exchange.failure))
         self.finish(state, exchange, reason=exchange.failure)
+
+
+def _late(exchange: Exchange, drop: Callable[[], None]) -> None:
+    exchange.failure = exchange.failure or Reason.UPSTREAM_TIMEOUT
+    drop()
 
 
 def _cleaning(table: Table, run: Run, exchange: Exchange, request: Request) -> Cleaning:
