@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from credgate.gateway import handler
 from credgate.gateway.gates import Gate, GatedReader
 from credgate.gateway.http2 import PREFACE, Cutter
 from credgate.gateway.steps import Timeouts
@@ -212,7 +211,7 @@ def test_others_have_their_turn_between_the_requests_of_one_read(
     guarded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not guarded:
-        monkeypatch.setattr(handler, "Cutter", lambda: len)
+        monkeypatch.setattr(Cutter, "__call__", lambda _, data: len(data))
 
     async def main() -> None:
         async with rig(tmp_path, alpn=BOTH) as r:

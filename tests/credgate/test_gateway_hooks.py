@@ -278,6 +278,17 @@ async def upload(rig: Rig) -> bytes:
     return await client.rest()
 
 
+async def coded(rig: Rig) -> bytes:
+    """An answer of whose body nothing is to be read yet."""
+
+    async def script(_seen: object, _reader: object, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 90\r\n\r\n")
+        await writer.drain()
+
+    rig.good.script = script
+    return await get(rig)
+
+
 # step: how to come there, and whether a target has the request by then.
 STEPS_DRIVEN: dict[str, tuple[Drive, bool]] = {
     "bad_head": (garbage, False),
@@ -287,6 +298,7 @@ STEPS_DRIVEN: dict[str, tuple[Drive, bool]] = {
     "written": (get_known, True),
     "refuse": (refused, False),
     "await_answer": (get, False),
+    "await_coding": (coded, True),
     "leaving": (upload, False),
     "sent": (upload, False),
     "answered": (get, True),
