@@ -3,9 +3,9 @@
 import logging
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from credgate.ticks import tick
+from jail import procfile
 from jail.cgroups import Base, Counters, Group, choose, settle, sweep
 from jail.errors import JailError
 from jail.plan import JailSpec
@@ -23,10 +23,11 @@ def base_for(launcher: int, *, clear: bool = False) -> Base | None:
     clear: also remove what a daemon that was killed has left there.
     """
     try:
-        theirs = Path(f"/proc/{launcher}/cgroup").read_text(encoding="utf-8")
-        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
-        _settle(mounts)
-        own = Path("/proc/self/cgroup").read_text(encoding="utf-8")
+        theirs = procfile.text(f"/proc/{launcher}/cgroup")
+        mounts = procfile.text("/proc/self/mountinfo")
+        own = procfile.text("/proc/self/cgroup")
+        if _settle(mounts, own):
+            own = procfile.text("/proc/self/cgroup")
         base = choose(os.geteuid(), mounts, own, theirs)
         if base is not None and clear:
             sweep(base)
@@ -35,12 +36,15 @@ def base_for(launcher: int, *, clear: bool = False) -> Base | None:
         raise JailError("cgroup_unknown", f"control groups of launcher {launcher}: {error}") from error
 
 
-def _settle(mounts: str) -> None:
-    """Once, in a scope of our own. Where that is refused there is no base, and pid 1 sums: which is said."""
+def _settle(mounts: str, own: str) -> bool:
+    """Once, in a scope of our own: whether that was done now. Where it is refused there is no base, and pid 1 sums:
+    which is said.
+    """
     try:
-        settle(mounts, Path("/proc/self/cgroup").read_text(encoding="utf-8"))
+        return settle(mounts, own)
     except OSError as error:
         log.warning("the daemon's scope can't hold groups of runs: %s", error)
+        return True
 
 
 def sums(base: Base | None) -> tuple[str, ...]:

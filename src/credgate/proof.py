@@ -12,10 +12,9 @@ import sys
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
-from pathlib import Path
 from typing import Any
 
-from jail import berthfacts, inherited, readback
+from jail import berthfacts, inherited, procfile, readback
 from jail.guards import GROUPS
 from jail.keeper_client import Berth
 from jail.overlays import overlay_options
@@ -90,7 +89,7 @@ class Read:
 def look(told: Told) -> Look:
     """Read both processes, before they give up being dumpable: a forked one can be read by nobody after that."""
     first, second = readback.read_facts(told.pid1), readback.read_facts(told.workload)
-    return Look(first=first, second=second, inherited=_inherited(told))
+    return Look(first=first, second=second, inherited=_inherited(told, first, second))
 
 
 def devices(pid: int) -> tuple[int, int]:
@@ -122,24 +121,36 @@ def read_back(spec: JailSpec, berth: Berth, read: Read, network: dict[str, Any])
     for name, lines in read.seen.inherited.items():
         groups[name] += lines
     groups["limits"] += read.limits
-    digest = hashlib.sha256(repr((spec.run, first, second, sorted(network))).encode()).hexdigest()
-    return Shown(id=f"p{digest[:16]}", groups={name: tuple(lines) for name, lines in groups.items()})
+    return Shown(
+        id=f"p{_digest(spec.run, first, second, network)[:16]}",
+        groups={name: tuple(lines) for name, lines in groups.items()},
+    )
+
+
+def _digest(run: str, first: readback.Facts, second: readback.Facts, network: dict[str, Any]) -> str:
+    mounts = (first.mounts, None if second.mounts == first.mounts else second.mounts)  # long, and mostly the same
+    return hashlib.sha256(repr((run, first, second, mounts, sorted(network))).encode()).hexdigest()
 
 
 def _owner_again(facts: readback.Facts) -> readback.Facts:
     """The same with `owner` as it is now. Another process that has the pid by now shows nothing."""
-    at = Path(f"/proc/{facts.pid}")
     try:
-        owner, start = (at / "environ").stat().st_uid, readback.parse_start((at / "stat").read_text(errors="replace"))
+        owner = os.stat(f"/proc/{facts.pid}/environ").st_uid  # noqa: PTH116
+        start = readback.parse_start(procfile.text(f"/proc/{facts.pid}/stat"))
     except OSError as error:
         return replace(facts, owner=readback.NotShown(errno.errorcode.get(error.errno or 0, "error")))
     return replace(facts, owner=owner if start == facts.start else readback.NotShown("ESRCH"))
 
 
-def _inherited(told: Told) -> Mapping[str, tuple[str, ...]]:
+def _inherited(told: Told, first: readback.Facts, second: readback.Facts) -> Mapping[str, tuple[str, ...]]:
     groups: dict[str, list[str]] = {"descriptors": [], "terminal": []}
-    for who, pid, sockets, pipes in (("pid 1", told.pid1, *OF_PID1), ("workload", told.workload, *OF_WORKLOAD)):
-        found = inherited.descriptors(pid, told.launcher, sockets=sockets, pipes=pipes)
+    known = inherited.shown(told.launcher)
+    for who, facts, pid, (sockets, pipes) in (
+        ("pid 1", first, told.pid1, OF_PID1),
+        ("workload", second, told.workload, OF_WORKLOAD),
+    ):
+        own = None if isinstance(facts.mounts, readback.NotShown) else {mount.number for mount in facts.mounts}
+        found = inherited.descriptors(pid, known, own, sockets=sockets, pipes=pipes)
         groups["descriptors"] += [f"{who}: {line}" for line in found]
         groups["terminal"] += [f"{who}: {line}" for line in inherited.session(pid, told.pid1)]
     return {name: tuple(lines) for name, lines in groups.items()} | {"keyring": tuple(inherited.keyring(told.keyring))}
@@ -173,7 +184,7 @@ def expected(spec: JailSpec, berth: Berth, groups: tuple[int, ...]) -> readback.
 def _own_filters() -> int:
     """An outer sandbox's are inherited. 0 where they are not shown: then a jail that has some is not as expected."""
     try:
-        status = readback.parse_status(Path("/proc/self/status").read_text(errors="surrogateescape"))
+        status = readback.parse_status(procfile.text("/proc/self/status"))
         return int(status["Seccomp_filters"])
     except (OSError, ValueError, KeyError):
         return 0

@@ -13,7 +13,6 @@ import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from credgate.errors import CredgateError
@@ -21,7 +20,7 @@ from credgate.limits import base_for
 from credgate.peer import Peer, channel
 from credgate.prepare import SYSTEM, Person, entries
 from credgate.standin import Borrowed, group
-from jail import fdpass
+from jail import fdpass, procfile
 from jail.cgroups import Base, Group
 from jail.errors import JailError
 from jail.keeper_client import Berth, KeeperProcess
@@ -42,7 +41,7 @@ STEP = 10.0  # seconds that one may take to stand
 
 def table() -> bytes:
     """The host's mounts, as this process sees them. Raises OSError."""
-    return Path("/proc/self/mountinfo").read_bytes()
+    return procfile.content("/proc/self/mountinfo")
 
 
 @dataclass(slots=True, kw_only=True)

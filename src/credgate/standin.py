@@ -10,12 +10,11 @@ import os
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from credgate.errors import CredgateError
 from credgate.limits import base_for
-from jail import fdpass
+from jail import fdpass, procfile
 from jail.cgroups import Base
 from jail.readback import parse_status
 from jail.syscalls import syscall
@@ -48,15 +47,15 @@ class Manner:
     @classmethod
     def of(cls, pid: int) -> "Manner":
         """Read a process of our own user. Raises OSError, ValueError."""
-        at = Path(f"/proc/{pid}")
+        at = f"/proc/{pid}"
         return cls(
-            status=parse_status((at / "status").read_text(errors="surrogateescape")),
-            outer=(*(os.readlink(f"/proc/{pid}/{name}") for name in LINKS), _label(at / "attr/current")),
+            status=parse_status(procfile.text(f"{at}/status")),
+            outer=(*(os.readlink(f"{at}/{name}") for name in LINKS), _label(f"{at}/attr/current")),
             nice=os.getpriority(os.PRIO_PROCESS, pid),
             policy=os.sched_getscheduler(pid),
             cpus=frozenset(os.sched_getaffinity(pid)),
             ioprio=syscall("ioprio_get", IOPRIO_WHO_PROCESS, pid),
-            oom_score_adj=int((at / "oom_score_adj").read_text()),
+            oom_score_adj=int(procfile.content(f"{at}/oom_score_adj")),
             limits=tuple(resource.prlimit(pid, kind) for kind in range(LIMITS)),
         )
 
@@ -73,10 +72,10 @@ class Manner:
         }
 
 
-def _label(path: Path) -> str:
+def _label(path: str) -> str:
     """Of AppArmor or SELinux; "" where the kernel has neither."""
     try:
-        return path.read_text()
+        return procfile.text(path)
     except OSError:
         return ""
 
@@ -163,4 +162,4 @@ def place(starter: int, launcher: int, borrowed: Borrowed | None) -> tuple[Base 
 
 def group(pid: int) -> str:
     """A process's control groups, as the kernel tells them. Raises OSError."""
-    return Path(f"/proc/{pid}/cgroup").read_text()
+    return procfile.text(f"/proc/{pid}/cgroup")

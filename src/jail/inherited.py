@@ -8,10 +8,11 @@ import errno
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from pathlib import Path
+
+from jail import procfile
 
 _MOUNT = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
 
@@ -28,8 +29,17 @@ class Kinds:
 def kinds(launcher: int) -> Kinds:
     """Learn the ids from descriptors of our own, and from the launcher's mount table. Raises OSError, ValueError."""
     sockets, pipes = _kernels()
-    terminals = frozenset(n for n, kind in _mounts(launcher).items() if kind == "devpts")
+    mounts = _types(procfile.text(f"/proc/{launcher}/mountinfo"))
+    terminals = frozenset(number for number, kind in mounts.items() if kind == "devpts")
     return Kinds(sockets=sockets, pipes=pipes, terminals=terminals)
+
+
+def shown(launcher: int) -> Kinds | str:
+    """The same, or a sentence that says why they are not known."""
+    try:
+        return kinds(launcher)
+    except (OSError, ValueError) as error:
+        return _unread("descriptors", error)
 
 
 @cache
@@ -38,20 +48,11 @@ def _kernels() -> tuple[int, int]:
     pipe = os.pipe2(os.O_CLOEXEC)
     try:
         with socket.socket(socket.AF_UNIX) as sock:
-            of_sockets, of_pipes = (_read(f"/proc/self/fdinfo/{number}") for number in (sock.fileno(), pipe[0]))
+            of_sockets, of_pipes = (procfile.text(f"/proc/self/fdinfo/{number}") for number in (sock.fileno(), pipe[0]))
             return _mount_id(of_sockets), _mount_id(of_pipes)
     finally:
         for end in pipe:
             os.close(end)
-
-
-def _read(path: str) -> str:
-    """A file of /proc: by pathlib the eight of a launch would take a millisecond."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return b"".join(iter(lambda: os.read(descriptor, 1 << 16), b"")).decode(errors="surrogateescape")
-    finally:
-        os.close(descriptor)
 
 
 def _mount_id(fdinfo: str) -> int:
@@ -61,14 +62,12 @@ def _mount_id(fdinfo: str) -> int:
     return int(found.group(1))
 
 
-def _mounts(pid: int) -> Mapping[int, str]:
-    """File system type by mount id; proc(5): optional fields end with a lone dash, the type is behind it."""
-    return _types(_read(f"/proc/{pid}/mountinfo"))
-
-
 @lru_cache(maxsize=4)
 def _types(mountinfo: str) -> Mapping[int, str]:
-    """Kept: pid 1 and workload mostly show the same text, and so do the launchers of one user."""
+    """File system type by mount id; proc(5): optional fields end with a lone dash, the type is behind it.
+
+    Kept: the launchers of one user mostly show the same text.
+    """
     rows = [line.split() for line in mountinfo.splitlines()]
     return {int(row[0]): row[row.index("-", 6) + 1] for row in rows}
 
@@ -76,22 +75,27 @@ def _types(mountinfo: str) -> Mapping[int, str]:
 def _descriptors(pid: int) -> dict[int, int]:
     """Mount id by descriptor."""
     found = {}
-    for name in os.listdir(f"/proc/{pid}/fdinfo"):  # noqa: PTH208 - see _read
+    for name in os.listdir(f"/proc/{pid}/fdinfo"):  # noqa: PTH208 - see procfile
         try:
-            found[int(name)] = _mount_id(_read(f"/proc/{pid}/fdinfo/{name}"))
+            found[int(name)] = _mount_id(procfile.text(f"/proc/{pid}/fdinfo/{name}"))
         except FileNotFoundError:  # closed since the listing
             continue
     return found
 
 
-def descriptors(pid: int, launcher: int, *, sockets: int, pipes: int) -> Iterator[str]:
+def descriptors(
+    pid: int, known: Kinds | str, own: Collection[int] | None, *, sockets: int, pipes: int
+) -> Iterator[str]:
     """Beyond 0, 1, 2 at most so many sockets and ends of pipes, and files of the jail's own mounts; and none of 0, 1, 2
-    is a terminal of the host.
+    is a terminal of the host. known: as `shown` says. own: ids of the process's mounts, None where they are not shown.
     """
     try:
-        known, own, found = kinds(launcher), _mounts(pid), _descriptors(pid)
+        found = _descriptors(pid)
     except (OSError, ValueError) as error:
         yield _unread("descriptors", error)
+        return
+    if own is None or isinstance(known, str):
+        yield known if isinstance(known, str) else "descriptors: not shown (mounts)"
         return
     left = {known.sockets: sockets, known.pipes: pipes}
     for number, mount in sorted(found.items()):
@@ -107,7 +111,7 @@ def descriptors(pid: int, launcher: int, *, sockets: int, pipes: int) -> Iterato
 def session(pid: int, leader: int) -> Iterator[str]:
     """The session is that of `leader`, the jail's pid 1: so the controlling terminal of whoever started it is gone."""
     try:
-        cells = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        cells = procfile.content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
         found = int(cells[3])  # proc(5): state, ppid, pgrp, session
     except (OSError, ValueError, IndexError) as error:
         yield _unread("session", error)

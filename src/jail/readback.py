@@ -35,8 +35,9 @@ class NotShown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """One line of mountinfo; `options` are the mount's own (ro, nosuid...), not the file system's."""
+    """One line of mountinfo; `options` are the mount's own (ro, nosuid...), not the file system's. number: its id."""
 
+    number: int
     at: str
     root: str
     options: frozenset[str]
@@ -71,7 +72,7 @@ class Facts:
     routes: tuple[tuple[str, IPv4Network], ...] | NotShown
     addresses6: tuple[tuple[str, IPv6Address], ...] | NotShown
     routes6: tuple[tuple[str, IPv6Network], ...] | NotShown
-    mounts: tuple[Mount, ...] | NotShown
+    mounts: tuple[Mount, ...] | NotShown = field(repr=False)
     exe: str | NotShown
     limits: Mapping[str, Limit] | NotShown
     uid_map: tuple[tuple[int, int, int], ...] | NotShown
@@ -271,7 +272,7 @@ def parse_mounts(text: str) -> tuple[Mount, ...]:
         at, root, options = _unescaped(cells[4]), _unescaped(cells[3]), frozenset(cells[5].split(","))
         kind, _, rest = right.partition(" ")
         layers = frozenset(map(_unescaped, rest.rpartition(" ")[2].split(","))) if kind == "overlay" else frozenset()
-        found.append(Mount(at=at, root=root, options=options, kind=kind, layers=layers))
+        found.append(Mount(number=int(cells[0]), at=at, root=root, options=options, kind=kind, layers=layers))
     return tuple(found)
 
 

@@ -10,6 +10,7 @@ from credgate.proof import FIELD_GROUPS, writable
 from jail.guards import GROUPS
 from jail.readback import Facts
 from tests.jail.test_plan import SPEC
+from tests.jail.test_readback import SHOWN
 
 
 def test_every_field_that_can_differ_belongs_to_a_group() -> None:
@@ -33,13 +34,28 @@ def test_a_limit_that_the_kernel_shows_otherwise_is_a_difference(monkeypatch: py
     for module, name in ((proof.readback, "beside"), (proof, "expected")):
         monkeypatch.setattr(module, name, lambda *_, **__: None)
     told = proof.Told(groups=(), launcher=1, pid1=2, workload=3, keyring=None)
-    facts: Any = None
-    seen = proof.Look(first=facts, second=facts, inherited={"terminal": ("one",)})
+    nothing: Any = None
+    seen = proof.Look(first=SHOWN, second=SHOWN, inherited={"terminal": ("one",)})
     berth: Any = Berth
     for limits in ([], ["memory.max: expected 1, got max"]):
-        shown = proof.read_back(SPEC, berth, proof.Read(told=told, seen=seen, network=facts, limits=limits), {})
+        shown = proof.read_back(SPEC, berth, proof.Read(told=told, seen=seen, network=nothing, limits=limits), {})
         assert shown.groups["limits"] == tuple(limits)
         assert shown.groups["terminal"] == ("one",)
+
+
+def test_a_read_back_is_named_after_all_that_was_read() -> None:
+    named = {
+        proof._digest(run, first, second, network)
+        for run, first, second, network in (
+            ("r1", SHOWN, SHOWN, {}),
+            ("r2", SHOWN, SHOWN, {}),
+            ("r1", dataclasses.replace(SHOWN, pid=7), SHOWN, {}),
+            ("r1", dataclasses.replace(SHOWN, mounts=()), SHOWN, {}),
+            ("r1", SHOWN, dataclasses.replace(SHOWN, mounts=()), {}),
+            ("r1", SHOWN, SHOWN, {"nft": ""}),
+        )
+    }
+    assert len(named) == 6
 
 
 class Berth:

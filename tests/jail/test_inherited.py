@@ -9,8 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from jail import inherited, keyring_kernel
+from jail import inherited, keyring_kernel, readback
 from tests.jail.forked import attempt
+
+FOREIGN: set[int] = set()  # mounts that a process is told not to have
 
 
 @contextmanager
@@ -41,7 +43,9 @@ def child(action: Callable[[], None]) -> Iterator[int]:
 
 
 def read(pid: int, *, sockets: int = 0, pipes: int = 0) -> list[str]:
-    return list(inherited.descriptors(pid, os.getpid(), sockets=sockets, pipes=pipes))
+    mounts = readback.read_facts(pid).mounts
+    own = None if isinstance(mounts, readback.NotShown) else {mount.number for mount in mounts} - FOREIGN
+    return list(inherited.descriptors(pid, inherited.shown(os.getpid()), own, sockets=sockets, pipes=pipes))
 
 
 def hosts_file() -> None:
@@ -51,9 +55,9 @@ def hosts_file() -> None:
 @pytest.fixture
 def foreign(monkeypatch: pytest.MonkeyPatch) -> None:
     """As for a process in a mount namespace of its own: no mount of ours is one of its."""
-    own = inherited._mounts
-    me = os.getpid()
-    monkeypatch.setattr(inherited, "_mounts", lambda pid: own(pid) if pid == me else {})
+    mounts = readback.read_facts(os.getpid()).mounts
+    assert not isinstance(mounts, readback.NotShown)
+    monkeypatch.setitem(globals(), "FOREIGN", {mount.number for mount in mounts})
 
 
 @pytest.fixture(autouse=True)

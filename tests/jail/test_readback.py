@@ -214,7 +214,7 @@ def test_limits_may_be_lower_not_higher_or_absent() -> None:
 
 
 def test_mounts_writable_only_where_planned() -> None:
-    extra = Mount(at="/etc", root="/", options=frozenset({"rw"}), kind="ext4")
+    extra = Mount(number=9, at="/etc", root="/", options=frozenset({"rw"}), kind="ext4")
     assert isinstance(SHOWN.mounts, tuple)
     assert named(PLANNED, replace(SHOWN, mounts=(*SHOWN.mounts, extra))) == {"mounts./etc"}
     assert named(PLANNED, replace(SHOWN, mounts=())) == {"mounts./"}
