@@ -8,6 +8,7 @@ without a check it binds any directory of the user's: a planted `home = ~/.ssh/x
 tree names outside itself counts only as a Python installation that is one, or as a program on the caller's own PATH.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from credgate.errors import CredgateError
+from jail.plan import under
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 MAX_DEPTH = 6  # of interpreters behind interpreters
@@ -88,26 +90,41 @@ def find_command(name: str, host: Host) -> Command:
 
 
 def _search(name: str, path: str, cwd: str) -> str:
-    candidates = [Path(cwd, name)] if "/" in name else [Path(cwd, d or ".", name) for d in path.split(os.pathsep)]
-    present = [c for c in candidates if _is_there(c)]
-    for candidate in present:
-        if os.access(candidate, os.X_OK):
-            return os.path.normpath(candidate)
+    folders = [""] if "/" in name else path.split(os.pathsep)
+    present = ""
+    for folder in folders:
+        candidate = os.path.join(cwd, folder, name)  # noqa: PTH118 - pathlib: half a millisecond of each launch
+        if _is_there(candidate):
+            if os.access(candidate, os.X_OK):
+                return os.path.normpath(candidate)
+            present = present or candidate
     if present:
-        raise CommandError("not_executable", f"{present[0]}: not executable", "check its mode", NOT_EXECUTABLE)
+        raise CommandError("not_executable", f"{Path(present)}: not executable", "check its mode", NOT_EXECUTABLE)
     raise CommandError("not_found", f"{name}: command not found", "is it installed, and on PATH?", NOT_FOUND)
 
 
-def _is_there(candidate: Path) -> bool:
+def _is_there(candidate: str) -> bool:
     """Whether a file is there, or may be: a directory that its user can't enter holds up no search (execvp(3))."""
     try:
-        return candidate.is_file()
+        return stat.S_ISREG(os.stat(candidate).st_mode)  # noqa: PTH116
     except PermissionError:
         return True
+    except (OSError, ValueError):  # no file, no directory, a loop of links
+        return False
+
+
+def _is_link(path: str) -> bool:
+    """As pathlib has it: what can't be looked at is an error, and no answer. Raises OSError."""
+    try:
+        return stat.S_ISLNK(os.lstat(path).st_mode)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        return False
 
 
 def _covered(path: str, trees: Sequence[str]) -> bool:
-    return any(Path(path).is_relative_to(tree) for tree in trees)
+    return any(under(path, tree) for tree in trees)
 
 
 @dataclass(slots=True)
@@ -145,7 +162,7 @@ class _Walk:
         """
         path, host = exe, self.host
         for _ in range(MAX_LINKS):
-            link = next((p for p in reversed([path, *map(str, Path(path).parents)]) if Path(p).is_symlink()), None)
+            link = next(filter(_is_link, reversed([path, *map(str, Path(path).parents)])), None)
             if link is None:
                 return path
             target = os.path.normpath(Path(link).parent / Path(link).readlink())

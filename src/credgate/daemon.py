@@ -42,7 +42,7 @@ from credgate.standin import Borrowed
 from credgate.startup import EXIT_CANNOT, check_sealed, harden, listen, lock, say, start_resolver
 from credgate.trust import prepare as prepare_trust
 from credgate.vault import Vault
-from credgate.warm import Pool, Wish, wish
+from credgate.warm import Computed, Pool, Wish, wish
 from credgate.workers.settings import FILE as WORKER_SETTINGS
 from credgate.workers.settings import load_processes, parse_processes
 from jail import fdpass
@@ -207,21 +207,30 @@ class Daemon:
         with contextlib.closing(Borrowed.take(message)) as borrowed:
             asked = Asked.parse(read(_payload(message)), peer.groups())
             warm = message.body.get("warm") is True
-            chosen, wanted = await asyncio.to_thread(self._chosen, peer, asked, borrowed, warm=warm)
-            session = await self._session(peer, asked, chosen, borrowed, wanted)
+            chosen, wanted, computed = await asyncio.to_thread(self._chosen, peer, asked, borrowed, warm=warm)
+            session = await self._session(peer, asked, chosen, borrowed, wanted, computed)
             self.sessions[session.run.id] = session
             await self._drive(session)
 
-    def _chosen(self, peer: Peer, asked: Asked, borrowed: Borrowed, *, warm: bool) -> tuple[Effective, Wish | None]:
+    def _chosen(
+        self, peer: Peer, asked: Asked, borrowed: Borrowed, *, warm: bool
+    ) -> tuple[Effective, Wish | None, Computed | None]:
         """What is found out of the host first, in one change of threads."""
         chosen = find_for_run(asked, self.places)
-        return chosen, wish(self.parts, peer, asked, chosen, borrowed) if warm else None
+        wanted = wish(self.parts, peer, asked, chosen, borrowed) if warm else None
+        return chosen, wanted, None if wanted is None else self.pool.computed(wanted)
 
     async def _session(
-        self, peer: Peer, asked: Asked, chosen: Effective, borrowed: Borrowed, wanted: Wish | None
+        self,
+        peer: Peer,
+        asked: Asked,
+        chosen: Effective,
+        borrowed: Borrowed,
+        wanted: Wish | None,
+        computed: Computed | None,
     ) -> Session:
         """A jail that waits for such a run where it asks for one and there is one, else a new one."""
-        session = await self.pool.claim(wanted, peer, borrowed) if wanted is not None else None
+        session = await self.pool.claim(wanted, peer, borrowed, computed) if wanted is not None else None
         if session is None:
             session = await open_session(self.parts, peer, asked, chosen, borrowed=borrowed)
         if wanted is not None:

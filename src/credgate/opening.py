@@ -223,8 +223,26 @@ async def _computed(
     decoys: Mapping[str, str],
     parent: Session | None,
 ) -> tuple[JailSpec, TreeLook, str | None]:
-    """The jail of the role, and the digest of its program, on a thread: they read files of the host that an agent may
-    have made slow or large. Of a child no digest yet: whether its parent sees the program is asked first.
+    """What `_compute` finds, on a thread: it reads files of the host that an agent may have made slow or large."""
+    try:
+        return await _thread(parent, partial(_compute, parts, asked, chosen, made, decoys, child=parent is not None))
+    except (CommandError, OSError):
+        if parent is None:
+            raise
+        raise Refusal("not_found", f"{asked.argv[0]}: not in the parent's jail", "", 127) from None  # see visible()
+
+
+def _compute(
+    parts: Parts,
+    asked: Asked,
+    chosen: Effective,
+    made: tuple[str, Berth],
+    decoys: Mapping[str, str],
+    *,
+    child: bool,
+) -> tuple[JailSpec, TreeLook, str | None]:
+    """The jail of the role, and the digest of its program. Blocks. Of a child no digest yet: whether its parent sees
+    the program is asked first.
     """
     run_id, berth = made
     network = Network(gateway=berth.gateway, jail=berth.jail, proxy_port=berth.proxy_port)
@@ -233,17 +251,8 @@ async def _computed(
         **registry_environment(chosen.policy, chosen.role),
         **decoy_environment(chosen.policy, decoys),
     }
-
-    def computed() -> tuple[JailSpec, TreeLook, str | None]:
-        spec, look = jail_spec(run_id, asked, chosen, parts.person, parts.places, parts.trust, named, network)
-        return spec, look, None if parent is not None else program_digest(spec.exe)
-
-    try:
-        return await _thread(parent, computed)
-    except (CommandError, OSError):
-        if parent is None:
-            raise
-        raise Refusal("not_found", f"{asked.argv[0]}: not in the parent's jail", "", 127) from None  # see visible()
+    spec, look = jail_spec(run_id, asked, chosen, parts.person, parts.places, parts.trust, named, network)
+    return spec, look, None if child else program_digest(spec.exe)
 
 
 async def _thread[T](parent: Session | None, work: Callable[[], T]) -> T:
@@ -251,13 +260,13 @@ async def _thread[T](parent: Session | None, work: Callable[[], T]) -> T:
     return await (asyncio.to_thread(work) if parent is None else LOOKS.do(parent.run.id, work))
 
 
-async def computed_again(session: Session, asked: Asked, chosen: Effective) -> tuple[JailSpec, TreeLook, str]:
-    """What a session's jail would be if it were made now, of what is asked now, and the digest of its program.
+def computed_again(session: Session, asked: Asked, chosen: Effective) -> tuple[JailSpec, TreeLook, str]:
+    """What a session's jail would be if it were made now, of what is asked now, and the digest of its program. Blocks.
 
     Raises CredgateError.
     """
     made = (session.run.id, session.berth)
-    spec, look, digest = await _computed(session.parts, asked, chosen, made, session.run.decoys, None)
+    spec, look, digest = _compute(session.parts, asked, chosen, made, session.run.decoys, child=False)
     return replace(spec, sums=session.spec.sums, canary=session.spec.canary), look, digest or ""
 
 

@@ -214,15 +214,21 @@ def open_policy(path: Path, origin: Origin, owners: frozenset[int] | None = None
         raise PolicyUnsafe("policy_unreadable", f"policy {path}: {why}", "check the path", exit_status=2) from error
     try:
         _check_facts(path, os.fstat(fd), ROOT | {os.geteuid()} if owners is None else owners)
-        # fdopen refuses a directory by an error of its own, so the check comes first
-        with os.fdopen(fd, "rb", closefd=False) as file:
-            data = file.read(MAX_BYTES + 1)
+        data = _read(fd)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise PolicyUnsafe("policy_unreadable", f"policy {path}: {why}", "check the file", exit_status=2) from error
     finally:
         os.close(fd)
     return Found(path=_absolute(path), origin=origin, data=data)
+
+
+def _read(fd: int) -> bytes:
+    """The whole file, or one byte more than it may have."""
+    data = b""
+    while len(data) <= MAX_BYTES and (part := os.read(fd, min(1 << 16, MAX_BYTES + 1 - len(data)))):
+        data += part
+    return data
 
 
 def _check_facts(path: Path, facts: os.stat_result, owners: frozenset[int]) -> None:

@@ -27,8 +27,10 @@ from credgate.policyfile import Effective
 from credgate.prepare import Asked
 from credgate.session import Session
 from credgate.standin import Borrowed, place
+from credgate.treelook import TreeLook
 from jail import fdpass
 from jail.errors import JailError
+from jail.plan import JailSpec
 from jail.ready import readable
 from resolver.errors import ResolverError
 from rules.policy import Role, Workdir
@@ -59,6 +61,16 @@ class Waiting:
         self.peer.close()
         self.life.close()
         self.asker.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a jail that waits would be if it were made now, and the digest of its program."""
+
+    of: Waiting
+    spec: JailSpec
+    look: TreeLook
+    digest: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,8 +117,21 @@ class Pool:
         self._making: dict[str, asyncio.Event] = {}  # set when it stands, or never will
         self._over = asyncio.Event()
 
-    async def claim(self, wanted: Wish, peer: Peer, borrowed: Borrowed) -> Session | None:
-        """A jail for this run, its start recorded and its launcher told; None where none fits.
+    def computed(self, wanted: Wish) -> Computed | None:
+        """What the jail that waits would be now; None where none waits. Blocks, and raises as a run's start does.
+
+        For the thread in which the wish was found: another change of threads costs a call as much as half of this.
+        """
+        waiting = self._waiting.get(wanted.key)
+        if waiting is None:
+            return None
+        check_arguments(wanted.asked.argv)
+        return Computed(waiting, *computed_again(waiting.session, wanted.asked, wanted.chosen))
+
+    async def claim(
+        self, wanted: Wish, peer: Peer, borrowed: Borrowed, computed: Computed | None = None
+    ) -> Session | None:
+        """A jail for this run, its start recorded and its launcher told; None where none fits. computed: as above.
 
         Raises CredgateError where another run stands in its way, or for the command's arguments, as for any run.
         """
@@ -118,7 +143,7 @@ class Pool:
             return None
         session = waiting.session
         try:
-            digest = await self._fits(session, wanted)
+            digest = await self._fits(session, wanted, computed if computed and computed.of is waiting else None)
             if digest is None:
                 raise CredgateError("unfit", "what the jail was made of has changed")
             identity = (wanted.chosen.policy.sha256, wanted.chosen.role)
@@ -137,7 +162,7 @@ class Pool:
         waiting.let_go()
         return session
 
-    async def _fits(self, session: Session, wanted: Wish) -> str | None:
+    async def _fits(self, session: Session, wanted: Wish, now: Computed | None = None) -> str | None:
         """The program's digest where only the command would differ in a jail made now, and it gets that; else None."""
         if session.mounts is None or not session.mounts.same() or readable(session.pidfd, 0):
             return None
@@ -146,7 +171,10 @@ class Pool:
             return None
         if ends(session.run) and self._parts.gateway.workers is not None:  # they count from when it was made
             return None
-        spec, look, digest = await computed_again(session, wanted.asked, wanted.chosen)
+        if now is not None:
+            spec, look, digest = now.spec, now.look, now.digest
+        else:
+            spec, look, digest = await asyncio.to_thread(computed_again, session, wanted.asked, wanted.chosen)
         # What was missing in the tree is there now: the jail itself made it, and takes it away at its end.
         made = replace(spec.protected, reserved=session.spec.protected.reserved)
         spec = replace(spec, protected=made)

@@ -35,7 +35,7 @@ class NotShown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """One line of mountinfo; `options` are the mount's own (ro, nosuid...), not the file system's. number: its id."""
+    """One line of mountinfo; `options` are the mount's own (ro, nosuid...), not the file system's."""
 
     number: int
     at: str
@@ -266,13 +266,12 @@ def parse_mounts(text: str) -> tuple[Mount, ...]:
     found = []
     for line in text.splitlines():
         left, dash, right = line.partition(" - ")
-        cells = left.split(" ")
-        if not dash or len(cells) < 6:
+        if not dash or len(cells := left.split(" ")) < 6:
             raise ValueError(f"line {line!r}")
-        at, root, options = _unescaped(cells[4]), _unescaped(cells[3]), frozenset(cells[5].split(","))
+        number, at, root, options = int(cells[0]), _unescaped(cells[4]), _unescaped(cells[3]), cells[5].split(",")
         kind, _, rest = right.partition(" ")
         layers = frozenset(map(_unescaped, rest.rpartition(" ")[2].split(","))) if kind == "overlay" else frozenset()
-        found.append(Mount(number=int(cells[0]), at=at, root=root, options=options, kind=kind, layers=layers))
+        found.append(Mount(number=number, at=at, root=root, options=frozenset(options), kind=kind, layers=layers))
     return tuple(found)
 
 

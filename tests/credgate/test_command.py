@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -309,14 +310,14 @@ def test_a_pipe_in_place_of_a_configuration_holds_nobody_up(home: Path) -> None:
 def test_a_directory_that_cannot_be_entered_holds_up_no_search(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root's own PATH leads into root's home, which the user of the run can't enter."""
     closed, tool = home / "closed", program(home / "open/bin/tool")
-    looked = Path.is_file
+    looked = os.stat
 
-    def is_file(path: Path, **more: bool) -> bool:
-        if path.parent == closed:
+    def facts(path: Any, **more: Any) -> os.stat_result:
+        if Path(path).parent == closed:
             raise PermissionError(13, "Permission denied")
         return looked(path, **more)
 
-    monkeypatch.setattr(Path, "is_file", is_file)
+    monkeypatch.setattr(os, "stat", facts)
     assert find("tool", home, f"{closed}:{tool.parent}")[0] == str(tool)
     with pytest.raises(CommandError) as told:
         find("tool", home, str(closed))

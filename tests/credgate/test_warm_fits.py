@@ -48,7 +48,7 @@ def loaded() -> Policy:
 
 
 def fits(made: Policy, now: Policy, monkeypatch: pytest.MonkeyPatch, workers: object = None) -> bool:
-    async def again(*_: object) -> tuple[Spec, None, str]:
+    def again(*_: object) -> tuple[Spec, None, str]:
         return Spec(), None, "digest"
 
     monkeypatch.setattr(warm, "computed_again", again)
@@ -116,6 +116,28 @@ def test_time_begins_when_the_command_is_there(monkeypatch: pytest.MonkeyPatch) 
         serving._expiry.disarm(run.id)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_what_was_computed_of_another_jail_that_waited_is_computed_anew(own: bool, monkeypatch: Any) -> None:
+    asked: list[object] = []
+    waiting, other = SimpleNamespace(session=object()), SimpleNamespace(session=object())
+    computed: Any = warm.Computed(waiting if own else other, *(None, None, ""))  # type: ignore[arg-type]
+
+    async def fits(self: object, session: object, wanted: object, now: object) -> None:
+        asked.append(now)
+
+    async def thrown(self: object, waiting: object) -> None:
+        """Its parts are none."""
+
+    monkeypatch.setattr(warm.Pool, "_fits", fits)
+    monkeypatch.setattr(warm.Pool, "_throw_away", thrown)
+    pool = warm.Pool.__new__(warm.Pool)
+    pool._making, pool._waiting = {}, {"k": waiting}  # type: ignore[dict-item]
+    wanted: Any = SimpleNamespace(asked=SimpleNamespace(argv=["/bin/true"]), key="k")
+    nobody: Any = None
+    assert asyncio.run(pool.claim(wanted, nobody, nobody, computed)) is None
+    assert asked == [computed if own else None]
 
 
 def test_a_credential_among_the_arguments_is_refused_as_for_any_run() -> None:

@@ -81,7 +81,7 @@ def test_ipv6() -> None:
 
 def test_mounts() -> None:
     root, work = readback.parse_mounts(MOUNTS)
-    assert root == Mount(at="/", root="/", options=frozenset({"ro", "nosuid", "nodev"}), kind="tmpfs")
+    assert root == Mount(number=30, at="/", root="/", options=frozenset({"ro", "nosuid", "nodev"}), kind="tmpfs")
     assert (work.at, work.root, work.kind) == ("/work tree\\", "/sub dir", "ext4")
     assert readback.parse_mounts(Path("/proc/self/mountinfo").read_text())
 
@@ -220,7 +220,7 @@ def test_mounts_writable_only_where_planned() -> None:
     assert named(PLANNED, replace(SHOWN, mounts=())) == {"mounts./"}
     held = replace(PLANNED, mounted=frozenset({"/t/.git/hooks"}))
     assert named(held, SHOWN) == {"mounts./t/.git/hooks"}
-    there = Mount(at="/t/.git/hooks", root="/", options=frozenset({"ro"}), kind="ext4")
+    there = Mount(number=1, at="/t/.git/hooks", root="/", options=frozenset({"ro"}), kind="ext4")
     assert named(held, replace(SHOWN, mounts=(*SHOWN.mounts, there))) == set()  # control
 
 
