@@ -7,13 +7,18 @@ which is the same user there, can use them all up: epoll_ctl(2) then says ENOSPC
 
 import asyncio
 import errno
+import os
+import select
 import selectors
 from collections import ChainMap
 from collections.abc import Callable, Mapping
+from contextvars import Context
+from time import monotonic
 from typing import Any, Protocol, cast
 
 type Key = selectors.SelectorKey
 type Ready = list[tuple[Key, int]]
+MOST = 256  # events that are asked for at once
 type Call = Callable[[], object]
 
 
@@ -53,11 +58,17 @@ class WideSelector(selectors.BaseSelector):
     What was added by `add_reader` and `add_writer` is called within `select`, and not in the loop's way, which makes an
     object of each event, lists it, and enters a context for it: 5 us of a request's at one connection. A descriptor is
     either watched so or registered. What is called must not raise; `failed` is told where it does.
+
+    `select` goes on waiting behind such calls, until its time is over, something registered is ready, or `due` is set:
+    by the loop, once it has more to do than to wait for that long.
     """
 
     def __init__(self, failed: Callable[[Exception], object] | None = None) -> None:
         self._failed = failed
+        self.due = True
+        self._calls: dict[int, _Calls] = {}  # of those that have room in the epoll
         self._epoll = selectors.EpollSelector()
+        self._same = select.epoll.fromfd(os.dup(self._epoll.fileno()))  # asked without an object of each event
         self._poll = selectors.PollSelector()
         self._poll.register(self._epoll.fileno(), selectors.EVENT_READ)
 
@@ -88,8 +99,50 @@ class WideSelector(selectors.BaseSelector):
 
     def select(self, timeout: float | None = None) -> Ready:
         """As BaseSelector, of what is registered."""
+        self.due = timeout is not None and timeout <= 0
+        until = None if timeout is None else monotonic() + timeout
+        while True:
+            others = self._turn(timeout)
+            if others or self.due:
+                return others
+            if until is not None:
+                timeout = until - monotonic()
+                if timeout <= 0:
+                    return others
+
+    def _turn(self, timeout: float | None) -> Ready:
+        """Wait once, and call who is to be called."""
+        if self._crowded:
+            return self._sorted(self._ready(timeout))
+        strangers = None
+        for fd, event in self._same.poll(timeout, MOST):
+            calls = self._calls.get(fd)
+            if calls is None:
+                strangers = [] if strangers is None else strangers
+                strangers.append((fd, event))
+                continue
+            if event & ~select.EPOLLOUT and calls.read is not None:
+                self._call(calls.read)
+            if event & ~select.EPOLLIN and calls.write is not None:
+                self._call(calls.write)
+        return self._registered(strangers) if strangers else []
+
+    def _registered(self, found: list[tuple[int, int]]) -> Ready:
+        """As EpollSelector says it."""
+        ready, keys = list[tuple[Key, int]](), self._epoll.get_map()
+        for fd, event in found:
+            key = keys.get(fd)
+            if key is not None:
+                read = selectors.EVENT_READ if event & ~select.EPOLLOUT else 0
+                write = selectors.EVENT_WRITE if event & ~select.EPOLLIN else 0
+                if (read | write) & key.events:
+                    ready.append((key, (read | write) & key.events))
+        return ready
+
+    def _sorted(self, ready: Ready) -> Ready:
+        """Call who is to be called, and return the rest."""
         others: Ready = []
-        for each in self._ready(timeout):
+        for each in ready:
             calls = each[0].data
             if type(calls) is not _Calls:
                 others.append(each)
@@ -109,8 +162,6 @@ class WideSelector(selectors.BaseSelector):
             self._failed(error)
 
     def _ready(self, timeout: float | None) -> Ready:
-        if not self._crowded:
-            return self._epoll.select(timeout)
         ready: Ready = []
         for key, events in self._poll.select(timeout):
             if key.fd == self._epoll.fileno():
@@ -142,6 +193,8 @@ class WideSelector(selectors.BaseSelector):
         if key is None:
             calls = _Calls()
             self.register(fd, event, calls)
+            if fd in self._epoll.get_map():
+                self._calls[fd] = calls
             return calls
         if not isinstance(key.data, _Calls):
             raise ValueError(f"descriptor {fd} is registered")
@@ -160,6 +213,7 @@ class WideSelector(selectors.BaseSelector):
         if left:
             self.modify(fd, left, key.data)
         else:
+            self._calls.pop(fd, None)
             self.unregister(fd)
 
     def get_map(self) -> Mapping[Any, Key]:
@@ -172,15 +226,35 @@ class WideSelector(selectors.BaseSelector):
     def close(self) -> None:
         """As BaseSelector."""
         self._poll.close()
+        self._same.close()
         self._epoll.close()
 
 
 class WideLoop(asyncio.SelectorEventLoop):
-    """The event loop of the gateway's processes. `wide`: its selector."""
+    """The event loop of the gateway's processes. `wide`: its selector, which is told when there is more to do."""
 
     def __init__(self) -> None:
         self.wide = WideSelector(self._told)
         super().__init__(self.wide)
+
+    def call_soon[*Ts](
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """As a loop's. What another thread asks for comes by a descriptor that is registered."""
+        self.wide.due = True
+        return super().call_soon(callback, *args, context=context)
+
+    def call_at[*Ts](
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """As a loop's; call_later asks it."""
+        self.wide.due = True
+        return super().call_at(when, callback, *args, context=context)
+
+    def stop(self) -> None:
+        """As a loop's."""
+        self.wide.due = True
+        super().stop()
 
     def _told(self, error: Exception) -> None:
         self.call_exception_handler({"message": "a descriptor's callback failed", "exception": error})
