@@ -45,6 +45,11 @@ class Kept[T]:
             raise RuntimeError("neither a value nor a failure")
         return held.value
 
+    def known(self, key: Hashable) -> T | None:
+        """The value for `key` where it needs no fetch."""
+        held = self._held.get(key)
+        return None if held is None or held.until <= self._clock() else held.value
+
     async def _flight(self, key: Hashable, fetch: Callable[[], Awaitable[tuple[T, float]]]) -> _Held[T]:
         task = self._flights.get(key)
         if task is None:

@@ -50,11 +50,14 @@ class Vault:
         self._sealed: Unchanged[Secret | None] = Unchanged()
         self._from_env: dict[str, Secret] = {}  # the last one of each name
 
-    def kept(self, rule: SecretRule) -> Secret | None:
+    def kept(self, rule: SecretRule, env: Mapping[str, str]) -> Secret | None:
         """The secret where it is known, and nothing has to be read or waited for: as `fetch` would give it."""
-        if rule.kind is not SourceKind.KEYRING:
-            return None
-        return self._sealed.known((rule.name, rule.ref), self._files)
+        if rule.kind is SourceKind.KEYRING:
+            return self._sealed.known((rule.name, rule.ref), self._files)
+        if rule.kind is SourceKind.COMMAND:
+            return self._commands.known((rule, _named(rule, env)))
+        known = self._from_env.get(rule.name) if rule.kind is SourceKind.ENV else None
+        return known if known is not None and env.get(rule.ref) == known.reveal() else None
 
     async def fetch(self, rule: SecretRule, env: Mapping[str, str]) -> Secret:
         """Return the secret of `rule`; `env` is the environment of the run's caller.

@@ -142,7 +142,7 @@ class FakeVault:
         assert self.values[rule.name] == old.reveal()
         self.values[rule.name] = new
 
-    def kept(self, rule: SecretRule) -> Secret | None:
+    def kept(self, rule: SecretRule, _env: Mapping[str, str]) -> Secret | None:
         if rule.kind is not SourceKind.KEYRING or rule.name not in self.values:
             return None
         self.fetched.append(rule.name)

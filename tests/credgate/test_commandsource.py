@@ -139,6 +139,8 @@ def test_many_who_wait_start_it_once_and_it_is_kept_as_long_as_it_says(tmp_path:
             assert {secret.reveal() for secret in found} == {"value-1"}
             await vault.fetch(asked, {})
             assert len(counted.read_text()) == starts
+            known = vault.kept(asked, {})
+            assert (known.reveal() if known else "") == ("value-1" if keep else "")
 
     asyncio.run(main())
 

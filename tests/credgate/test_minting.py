@@ -100,7 +100,11 @@ def test_one_call_for_all_who_wait_and_one_for_each_expiry(site: Site) -> None:
             assert len(site.provider.minted()) == expiry + 1
             rig.clock.now += 1.79  # the margin of two seconds is a tenth of them
             assert await rig.token(run=runs[0]) == found[0]
+            held = rig.minter.kept(runs[0], rig.policy.secrets["oauth"])
+            assert held is not None
+            assert held.reveal() == found[0]
             rig.clock.now += 0.02
+            assert rig.minter.kept(runs[0], rig.policy.secrets["oauth"]) is None
         assert not site.provider.chain_over
         assert await rig.kept() == site.provider.refresh
 

@@ -211,21 +211,37 @@ def test_state_that_is_open_to_others_is_unavailable(places: Places):
 def test_a_value_is_kept_until_its_file_is_another(places: Places):
     store(places, {}, "github", VALUE, AT)
     vault, end = Vault(places, {}), time.monotonic() + 60
-    assert vault.kept(KEYRING) is None
+    assert vault.kept(KEYRING, {}) is None
     fetch(vault, KEYRING)  # in a thread, which finds out where it lies
-    while vault.kept(KEYRING) is None:  # what is read right behind a change is read again
+    while vault.kept(KEYRING, {}) is None:  # what is read right behind a change is read again
         assert fetch(vault, KEYRING) == VALUE
         assert time.monotonic() < end
-    kept = vault.kept(KEYRING)
+    kept = vault.kept(KEYRING, {})
     assert kept is not None
     assert kept.reveal() == VALUE
     store(places, {}, "github", VALUE[::-1], AT)
-    assert vault.kept(KEYRING) is None
+    assert vault.kept(KEYRING, {}) is None
     assert fetch(vault, KEYRING) == VALUE[::-1]
-    assert vault.kept(rule(SourceKind.ENV, "GH_TOKEN")) is None
 
 
 # --- the caller's environment
+
+
+def test_a_value_of_the_environment_is_known_while_it_is_the_same(places: Places):
+    vault, asked = Vault(places, {}), rule(SourceKind.ENV, "GH_TOKEN")
+    assert vault.kept(asked, {"GH_TOKEN": "one-91d2"}) is None
+    asyncio.run(vault.fetch(asked, {"GH_TOKEN": "one-91d2"}))
+    known = vault.kept(asked, {"GH_TOKEN": "one-91d2"})
+    assert known is not None
+    assert known.reveal() == "one-91d2"
+    assert vault.kept(asked, {"GH_TOKEN": "two-91d2"}) is None  # another run's caller
+    assert vault.kept(asked, {}) is None
+
+
+def test_a_file_is_read_each_time(places: Places, file: Path):
+    vault, asked = Vault(places, {}), rule(SourceKind.FILE, str(file))
+    asyncio.run(vault.fetch(asked, {}))
+    assert vault.kept(asked, {}) is None
 
 
 def test_env_is_the_callers_and_not_ours(places: Places, monkeypatch: pytest.MonkeyPatch):

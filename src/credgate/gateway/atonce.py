@@ -47,11 +47,11 @@ def _holds(judge: Judge, run: Run, ready: Prepared) -> bool:
     """Whether what was sent last is what would be sent now. The table of what is searched for is the one that the head
     was found clean by: so these values are in it, or it would be another.
     """
-    sent, secrets = ready.sent, run.policy.secrets
+    sent = ready.sent
     if sent is None or ready.allow.body_max or ready.clean is not judge.known.table():
         return False
     for name, secret in sent.secrets.items():
-        now = judge.vault.kept(secrets[name])
+        now = judge.kept(run, name)
         if now is None or (now is not secret and now.reveal() != secret.reveal()):
             return False
     return True

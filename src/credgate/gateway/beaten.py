@@ -24,12 +24,11 @@ from credgate.gateway.turn import Turn
 from credgate.ledger.form import Form
 from credgate.ledger.linking import Given
 from credgate.ledger.record import LedgerError
-from credgate.secretvalue import Secret
+from credgate.runs import Run
 from rules.correlate import base36
 from rules.reasons import Reason
 from rules.request import Wire
 from rules.scrub import Table
-from rules.sources import SecretRule
 from rules.verdict import Deny
 
 if TYPE_CHECKING:
@@ -65,7 +64,6 @@ class Track(msgspec.Struct, eq=False, frozen=True, kw_only=True):
     target: Target
     pin: str
     proof: str
-    secrets: tuple[tuple[SecretRule, Secret], ...]
     form: Form
     values: Given
     outcome: Form
@@ -97,7 +95,6 @@ class Track(msgspec.Struct, eq=False, frozen=True, kw_only=True):
             target=target,
             pin=link.pin,
             proof=run.proof,
-            secrets=tuple([(run.policy.secrets[name], secret) for name, secret in sent.secrets.items()]),
             form=form[0],
             values=form[1],
             outcome=judge.records.outcome_form(run.id, target.pin(link.pin)),
@@ -113,11 +110,11 @@ class Track(msgspec.Struct, eq=False, frozen=True, kw_only=True):
             return False
         if state.closed or state.targets.get(self.target.key) is not self.target:
             return False
-        return standing.closed(run, self.ready.use) is None and self._has_secrets(judge)
+        return standing.closed(run, self.ready.use) is None and self._has_secrets(judge, run)
 
-    def _has_secrets(self, judge: Judge) -> bool:
-        for rule, secret in self.secrets:
-            now = judge.vault.kept(rule)
+    def _has_secrets(self, judge: Judge, run: Run) -> bool:
+        for name, secret in self.sent.secrets.items():
+            now = judge.kept(run, name)
             if now is not secret and (now is None or now.reveal() != secret.reveal()):
                 return False
         return True

@@ -249,6 +249,13 @@ class Judge:
         self.known.add(name, secret.reveal())
         return secret
 
+    def kept(self, run: Run, name: str) -> Secret | None:
+        """A secret's value where it is known without waiting, as `fetch` would give it."""
+        rule = run.policy.secrets[name]
+        if rule.kind is SourceKind.MINT:
+            return self.minter.kept(run, rule)
+        return self.vault.kept(rule, run.caller_env)
+
     def doubt(self, run: Run, sent: Mapping[str, Secret]) -> None:
         """The target refused a request with these secrets."""
         self.minter.doubt(run, sent)

@@ -90,6 +90,14 @@ class Minter:
             raise held.failure or RuntimeError("neither a token nor a failure")
         return Secret(rule.name, held.token.reveal())
 
+    def kept(self, run: Run, rule: SecretRule) -> Secret | None:
+        """The token where it is held by now; None where `token` has to be asked."""
+        mint = mint_of(run.policy, rule)
+        held = None if mint is None else self._held.get(_place(run, mint))
+        if held is None or held.token is None or held.until <= self._clock():
+            return None
+        return Secret(rule.name, held.token.reveal())
+
     async def _flight(self, place: _Place, run: Run) -> _Held:
         """Join the call that is on its way, or start one. A client that leaves must not break it off half-way."""
         task = self._flights.get(place)
