@@ -71,10 +71,7 @@ class WideSelector(selectors.BaseSelector):
         self._same = select.epoll.fromfd(os.dup(self._epoll.fileno()))  # asked without an object of each event
         self._poll = selectors.PollSelector()
         self._poll.register(self._epoll.fileno(), selectors.EVENT_READ)
-
-    @property
-    def _crowded(self) -> bool:
-        return len(self._poll.get_map()) > 1  # the epoll itself is there
+        self._crowded = False  # something is polled besides the epoll itself
 
     def _of(self, file: Any) -> selectors.BaseSelector:
         """Where a file is registered; the epoll where it is nowhere, which raises what has to be raised."""
@@ -87,11 +84,15 @@ class WideSelector(selectors.BaseSelector):
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
+        self._crowded = True
         return self._poll.register(fileobj, events, data)
 
     def unregister(self, fileobj: Any) -> Key:
         """As BaseSelector."""
-        return self._of(fileobj).unregister(fileobj)
+        key = self._of(fileobj).unregister(fileobj)
+        if self._crowded:
+            self._crowded = len(self._poll.get_map()) > 1
+        return key
 
     def modify(self, fileobj: Any, events: int, data: Any = None) -> Key:
         """As BaseSelector."""

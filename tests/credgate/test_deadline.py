@@ -2,6 +2,7 @@
 
 import asyncio
 
+from credgate.gateway import deadline
 from credgate.gateway.deadline import Deadline
 
 
@@ -53,3 +54,67 @@ def test_many_requests_take_one_timer_of_the_loop() -> None:
         return scheduled
 
     assert asyncio.run(main()) <= 1
+
+
+def test_many_connections_take_one_timer_of_the_loop() -> None:
+    """Each is due in its turn, none that was stopped, and the one that was set anew at its new time."""
+
+    async def main() -> tuple[list[int], int, int]:
+        loop = asyncio.get_running_loop()
+        called: list[int] = []
+        several = [Deadline() for _ in range(100)]
+        for number, each in enumerate(several):
+            each.later(0.05, lambda number=number: called.append(number))  # type: ignore[misc] # its default
+        scheduled = len(vars(loop)["_scheduled"])
+        for each in several[::2]:
+            each.stop()
+        several[1].later(0.15, lambda: called.append(-1))
+        async with asyncio.timeout(60):
+            while -1 not in called:
+                await asyncio.sleep(0.01)
+        return called, scheduled, len(vars(loop)["_scheduled"])
+
+    called, scheduled, left = asyncio.run(main())
+    assert called == [*range(3, 100, 2), -1]
+    assert scheduled == 1
+    assert left <= 2  # of the test's own
+
+
+def test_what_raises_keeps_no_other_from_being_called() -> None:
+    async def main() -> list[str]:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        called: list[str] = []
+        first, second = Deadline(), Deadline()
+        first.later(0.02, lambda: called.append(str(1 // 0)))
+        second.later(0.02, lambda: called.append("second"))
+        async with asyncio.timeout(60):
+            while not called:
+                await asyncio.sleep(0.01)
+        return called
+
+    assert asyncio.run(main()) == ["second"]
+
+
+def test_a_time_of_its_own_and_any_number_of_different_ones() -> None:
+    async def main() -> list[str]:
+        loop = asyncio.get_running_loop()
+        called: list[str] = []
+        many = [Deadline() for _ in range(200)]
+        for number, each in enumerate(many):
+            each.later(100.0 + number, lambda: called.append("never"))
+        assert len(deadline._spans) == deadline._MOST
+        for each in many:
+            each.later(0.02, lambda: called.append("soon"))
+        one = Deadline().later(50.0, lambda: called.append("never"))
+        one.until(loop.time() + 0.02, lambda: called.append("until"))
+        one.until(loop.time() + 0.04, lambda: called.append("until"))
+        async with asyncio.timeout(60):
+            while len(called) < 201:
+                await asyncio.sleep(0.01)
+        for each in (one, *many):
+            each.stop()
+        return called
+
+    for _ in range(2):  # of another loop: what the first one left is not its
+        called = asyncio.run(main())
+        assert sorted(called) == ["soon"] * 200 + ["until"]

@@ -17,7 +17,6 @@ from credgate.gateway.framing import Counted, values
 from credgate.gateway.head import RequestHead
 from credgate.gateway.judge import Judge, at_hand
 from credgate.gateway.laneanswer import Answering
-from credgate.gateway.ledgers import TellsSyncs
 from credgate.gateway.link import Link
 from credgate.gateway.prepared import Prepared, Sent, given
 from credgate.gateway.turn import Turn
@@ -155,8 +154,7 @@ class Beaten(Answering):
         self._yields = False  # a request in the buffer waits for the loop's next turn
         self._track: Track | None = None
         self._noted: Turn | None = None  # on the track, its intent on the way to the disk
-        ledger = client.steps.judge.records.ledger
-        self._ledger = ledger if isinstance(ledger, TellsSyncs) else None
+        self._ledger = client.steps.judge.records.tells
 
     # -- the request --------------------------------------------------------------------------------------------------
 

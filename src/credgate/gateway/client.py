@@ -67,7 +67,7 @@ class Client(Ending):
         self._judging: dict[Turn, asyncio.Task[None] | None] = {}
         self._is_lost = False
         self._moved = monotonic()
-        self._watch = self._loop.call_later(self.steps.timeouts.idle, self._look)
+        self._watch = Deadline().later(self.steps.timeouts.idle, self._look)
         if not state.listener.proxy:
             self._expect_progress()
 
@@ -130,7 +130,7 @@ class Client(Ending):
     def lost(self, _pipe: Pipe) -> None:
         """The socket is closed: so are the exchanges that were on their way."""
         self._is_lost = True
-        self._watch.cancel()
+        self._watch.stop()
         self._progress.stop()
         if not self._judging:
             self._settle()
@@ -203,7 +203,7 @@ class Client(Ending):
     def hand_over(self, data: bytes) -> None:
         """Leave the connection to mitmproxy's layers, from these bytes on."""
         self._lane = None
-        self._watch.cancel()
+        self._watch.stop()
         self._progress.stop()
         self._door.hand_over(self, data)
 
@@ -389,7 +389,7 @@ class Client(Ending):
         """End it where nothing has moved for the idle time; else look again when that could be so."""
         left = self._moved + self.steps.timeouts.idle - monotonic()
         if left > 0 or self._judging:
-            self._watch = self._loop.call_later(max(left, 1.0), self._look)
+            self._watch.until(self._loop.time() + max(left, 1.0), self._look)
             return
         self.ended(self.pipe)
         self.pipe.close()

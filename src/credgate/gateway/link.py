@@ -12,6 +12,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from credgate.errors import CredgateError
+from credgate.gateway.deadline import Deadline
 from credgate.gateway.dial import DialError, Dialler
 from credgate.gateway.exchange import Target
 from credgate.gateway.pipe import Pipe
@@ -65,6 +66,7 @@ class Link:
         self.idle = IDLE
         self.pin = ""
         self.inbox: list[bytes] = []
+        self.waits = Deadline()  # for the pool to close it
         self.timer: asyncio.TimerHandle | None = None
         self._pipe: Pipe | None = None
         self._task: asyncio.Task[None] | None = None
@@ -247,6 +249,7 @@ class Link:
 
     def _end(self, *, reset: bool) -> None:
         self._disarm()
+        self.waits.stop()
         self.lane, self.over = None, True
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
@@ -282,7 +285,7 @@ class Pool:
         link.lane = None
         link.pause(False)
         self._idle.append(link)
-        link.timer = asyncio.get_running_loop().call_later(link.idle, self._discard, link)
+        link.waits.later(link.idle, partial(self._discard, link))
         mine = [other for other in self._idle if other.owned.run is link.owned.run]
         if len(mine) > MAX_IDLE_RUN:
             self._discard(mine[0])
@@ -321,8 +324,6 @@ class Pool:
         link.close()
 
     def _forget(self, link: Link) -> None:
-        if link.timer is not None:
-            link.timer.cancel()
-            link.timer = None
+        link.waits.cancel()
         if link in self._idle:
             self._idle.remove(link)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from credgate.gateway.digests import digests_of
 from credgate.gateway.exchange import ClientState, Exchange
 from credgate.gateway.floods import WINDOW, Fields, Floods
-from credgate.gateway.ledgers import Appends, TakesEnds, TakesForms
+from credgate.gateway.ledgers import Appends, TakesEnds, TakesForms, TellsSyncs
 from credgate.gateway.linefields import Pipe, pipe_fields, request_fields, run_fields, wire_fields
 from credgate.gateway.refusal import Refusal
 from credgate.known import KnownValues
@@ -46,6 +46,7 @@ class Records:
         self._known = known
         # one that stands in another process takes plain fields
         self._forms = ledger if isinstance(ledger, TakesForms) else None
+        self.tells = ledger if isinstance(ledger, TellsSyncs) else None  # asked once: such a look takes 10 us
         self._ends = ledger if isinstance(ledger, TakesEnds) else None
         self._known_forms: dict[tuple[object, ...], Form] = {}
         self._floods = Floods() if floods is None else floods
