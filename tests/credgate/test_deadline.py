@@ -70,12 +70,12 @@ def test_many_connections_take_one_timer_of_the_loop() -> None:
             each.stop()
         several[1].later(0.15, lambda: called.append(-1))
         async with asyncio.timeout(60):
-            while -1 not in called:
+            while len(called) < 50:
                 await asyncio.sleep(0.01)
         return called, scheduled, len(vars(loop)["_scheduled"])
 
     called, scheduled, left = asyncio.run(main())
-    assert called == [*range(3, 100, 2), -1]
+    assert [one for one in called if one > 0] == [*range(3, 100, 2)] and called.count(-1) == 1
     assert scheduled == 1
     assert left <= 2  # of the test's own
 

@@ -58,10 +58,12 @@ class Client(Ending):
     def __init__(self, door: Door, state: ClientState, hooks: Hooks) -> None:
         self.state, self.steps = state, hooks.steps
         self.sni: str | None = None
+        self.ways = door.ways
         self.pipe = Pipe(self)
         self._door, self._hooks = door, hooks
         self._loop = asyncio.get_running_loop()
         self._lane: Lane | None = None
+        self._next: Lane | None = None  # ready for when something comes of the client
         self._outer = state.listener.proxy  # the explicit proxy's port, of which nothing was read
         self._progress = Deadline()
         self._judging: dict[Turn, asyncio.Task[None] | None] = {}
@@ -92,6 +94,8 @@ class Client(Ending):
         try:
             if pipe.alpn == "h2":
                 self.hand_over(b"")
+            else:  # while the client makes its request
+                self._next = Lane(self, outer=False)
         except Exception as error:  # noqa: BLE001 - as in received
             self.failed(error)
 
@@ -144,7 +148,7 @@ class Client(Ending):
             self.failed(error)
         self._door.gone(self)
         # Not left to the garbage collector: what it would walk over is cold by then, and holds TLS's buffers.
-        self.pipe.end, self._lane = NOBODY, None
+        self.pipe.end, self._lane, self._next = NOBODY, None, None
         if isinstance(self.pipe.tls, Hello):
             self.pipe.tls.forget()
 
@@ -157,7 +161,7 @@ class Client(Ending):
             self.pipe.start_tls(self._door.front.handshake(self._leaf), data)
         elif data[:1].isalpha() or data[:1] == b"\r":
             self._progressed()
-            self._lane = Lane(self, outer=False)
+            self._lane, self._next = self._next or Lane(self, outer=False), None
             self._lane.received(data)
         else:
             self._hooks.judge.records.connection(self.state, Reason.NOT_HTTP, detail="neither TLS nor HTTP")
@@ -183,6 +187,8 @@ class Client(Ending):
         self._lane = None
         if data:
             self._begin(data)
+        else:  # while the client makes its own
+            self.pipe.ready_tls(self._door.front.handshake(self._leaf))
 
     def _leaf(self, sni: str | None) -> ssl.SSLContext:
         """A leaf for the name that the client asks for."""
@@ -217,11 +223,6 @@ class Client(Ending):
     def pool(self) -> Pool:
         """Connections to targets that wait."""
         return self._hooks.pool
-
-    @property
-    def ways(self) -> Ways:
-        """What the listener's connections begin with."""
-        return self._door.ways
 
     @property
     def dialler(self) -> Dialler:

@@ -108,10 +108,14 @@ _spans: dict[float, _Span] = {}  # by their seconds
 
 
 def _span_of(loop: asyncio.AbstractEventLoop, seconds: float) -> _Span | None:
-    """The loop's; where another loop has one for as long, it is forgotten here, and goes on."""
+    """The loop's, None for one too many. Those of another loop are forgotten here, and go on."""
     found = _spans.get(seconds)
-    if found is None or found.loop is not loop:
-        if found is None and len(_spans) >= _MOST:
+    if found is not None and found.loop is loop:
+        return found
+    if found is None and len(_spans) >= _MOST:
+        for other in [one for one, span in _spans.items() if span.loop is not loop]:
+            del _spans[other]
+        if len(_spans) >= _MOST:
             return None
-        found = _spans[seconds] = _Span(loop, seconds)
+    found = _spans[seconds] = _Span(loop, seconds)
     return found

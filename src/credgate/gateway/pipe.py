@@ -28,6 +28,7 @@ _plain = memoryview(bytearray(_PLAIN_ROOM))
 
 
 type Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+type Make = Callable[[ssl.MemoryBIO, ssl.MemoryBIO], ssl.SSLObject]
 
 
 class End(Protocol):
@@ -87,6 +88,7 @@ class Pipe(asyncio.BufferedProtocol):
         "_outgoing",
         "_own",
         "_paused",
+        "_ready",
         "_room",
         "_ticket",
         "_tls",
@@ -111,6 +113,7 @@ class Pipe(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._made = False  # the transport is there
         self._tls: ssl.SSLObject | None = None
+        self._ready: ssl.SSLObject | None = None  # not begun
         self._incoming: ssl.MemoryBIO
         self._outgoing: ssl.MemoryBIO
         self._paused = False
@@ -195,7 +198,7 @@ class Pipe(asyncio.BufferedProtocol):
         """The socket is closed, by whichever side."""
         self.broken = self.broken or exc is not None
         self._over()
-        self.closing = True
+        self.closing, self._ready = True, None
         self.end.lost(self)
 
     def pause_writing(self) -> None:
@@ -210,10 +213,16 @@ class Pipe(asyncio.BufferedProtocol):
 
     # -- TLS ----------------------------------------------------------------------------------------------------------
 
-    def start_tls(self, make: Callable[[ssl.MemoryBIO, ssl.MemoryBIO], ssl.SSLObject], data: bytes = b"") -> None:
-        """Begin a handshake; `data` are its first bytes, where they came already."""
+    def ready_tls(self, make: Make) -> None:
+        """Have all that `start_tls` will need, where there is time for it by now."""
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = make(self._incoming, self._outgoing)
+        self._ready = make(self._incoming, self._outgoing)
+
+    def start_tls(self, make: Make, data: bytes = b"") -> None:
+        """Begin a handshake; `data` are its first bytes, where they came already."""
+        if self._ready is None:
+            self.ready_tls(make)
+        self._tls, self._ready = self._ready, None
         if data:
             self._incoming.write(data)
         self._pump()
