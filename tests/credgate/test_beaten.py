@@ -457,6 +457,24 @@ def test_raising_in_a_step_of_the_track(
     asyncio.run(main(), loop_factory=new_loop)
 
 
+def test_a_binding_that_is_revoked_ends_each_connection_that_used_it(tmp_path: Path) -> None:
+    """One that never was anywhere but on the track too."""
+
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            first = await r.tunnel()
+            await asks(first, head(r), 2)
+            first.close()
+            await settled(r, 2)
+            second, unused = await r.tunnel(), await r.tunnel()
+            assert [one[0] for one in await asks(second, head(r), 1) if isinstance(one, tuple)] == [200]
+            assert r.gateway.cut(r.run.id, "revoked", "token") == 1
+            assert await second.rest() == b""
+            assert [one[0] for one in await asks(unused, head(r, "/no"), 1) if isinstance(one, tuple)] == [403]
+
+    asyncio.run(main(), loop_factory=new_loop)
+
+
 @pytest.mark.parametrize("where", ["put", "sync"])
 def test_nothing_leaves_that_is_not_on_the_disk(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_args: object, **_named: object) -> int:

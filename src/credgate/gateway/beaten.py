@@ -173,6 +173,7 @@ class Beaten(Answering):
             self._client.ways.track = track
         if isinstance(standing.charge(state.run, track.ready.use), Deny):
             return False
+        state.bindings.update(track.ready.names)
         turn = self._turn_on(track)
         turn.exchange.intent_seq = judge.records.put(track.form, track.values)
         state.exchanges.add(turn.exchange)
