@@ -361,17 +361,22 @@ def test_a_worker_that_dies_before_it_may_send(when: str, tmp_path: Path, monkey
     async def body(r: Rig) -> None:
         reached, release = asyncio.Event(), asyncio.Event()
         ledger, fetch = r.extra["ledger"], r.vault.fetch
-        durable = ledger.durable
+        tell, waits = ledger.tell, list[Any]()
 
         async def wait(*args: Any) -> Any:
             reached.set()
             await release.wait()
-            return await (fetch(*args) if when == "fetching" else durable(*args))
+            return await fetch(*args)
+
+        def keep(told: Any) -> None:
+            reached.set()
+            waits.append(told)
 
         client = await at_worker(r)
-        monkeypatch.setattr(
-            r.vault if when == "fetching" else ledger, "fetch" if when == "fetching" else "durable", wait
-        )
+        if when == "fetching":
+            monkeypatch.setattr(r.vault, "fetch", wait)
+        else:
+            monkeypatch.setattr(ledger, "tell", keep)
         client.writer.write(f"GET /ok/a HTTP/1.1\r\nHost: {host(r)}\r\n\r\n".encode())
         await reached.wait()
         os.kill(worker_pid(r), signal.SIGKILL)
@@ -380,6 +385,8 @@ def test_a_worker_that_dies_before_it_may_send(when: str, tmp_path: Path, monkey
             await asyncio.sleep(0.01)
         release.set()
         monkeypatch.undo()
+        for told in waits:
+            tell(told)
         await asyncio.sleep(0.05)
         assert r.untouched
         written = 0 if when == "fetching" else 1

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from credgate.gateway.records import Records
-from credgate.ledger.record import LedgerError
+from credgate.ledger.record import LedgerError, clean_fields
 from credgate.ledger.writer import Ledger
 from credgate.runs import Run
 from credgate.secretvalue import Secret
@@ -25,7 +25,7 @@ from credgate.workers import messages as m
 from credgate.workers.channel import Channel, ChannelError
 from credgate.workers.desk import Desk
 from credgate.workers.knowing import SharedValues
-from credgate.workers.line import Line, fresh
+from credgate.workers.line import Line, Told, Way, fresh
 from credgate.workers.settings import SettingsError, parse_processes
 from rules.grants import Use
 
@@ -250,7 +250,7 @@ UNFIT: dict[str, m.Message] = {
     "a proof": m.Record("proof", {"run": "r1"}),
     "an outcome of no intent": m.Record("outcome", {"run": "r1"}),
     "an outcome of another's intent": m.Record("outcome", {"run": "r1", "intent_seq": 7}),
-    "a plain outcome of no intent": m.Ended(7, "192.0.2.1", 200, 0, 0, 1, {}),
+    "a plain outcome of no intent": m.Batch([], [(7, "192.0.2.1", 200, 0, 0, 1, {})]),
     "a tunnel's end": m.Record("tunnel", {"run": "r1", "intent_seq": 7}),
     "counts below nothing": m.Counted("r1", -1, 0),
     "counts of another run": m.Counted("r2", 1, 0),
@@ -283,7 +283,7 @@ def test_descriptors_that_nobody_asked_for_are_closed() -> None:
 def test_questions_that_wait_are_so_many_and_no_more(
     most: int, ended: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("credgate.workers.desk._MAX_TASKS", most)
+    monkeypatch.setattr("credgate.workers.claims._MOST", most)
 
     async def main() -> None:
         made, _, said = desk()
@@ -341,15 +341,15 @@ def test_claims_for_what_is_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None
         for run, secrets, names in (("r2", {}, []), ("r1", {"other": 1}, []), ("r1", {}, ["no-such-header"])):
             made, lines, said = desk()
             made.runs["r1"].proof = "p"
-            made.take(m.Claim(0, run, 0, [], 1, 0, secrets, m.Marks(names=names), {"run": run}), [])
+            made.take(m.Claim(0, run, 0, [], 1, 0, secrets, [], m.Marks(names=names), {"run": run}), [])
             await asyncio.sleep(0)
-            assert (lines.lines, said) == ([], ["unfit claim"])
+            assert (lines.lines, said) == ([], ["unfit Claim"])
         made, lines, said = desk()
-        made.take(m.Claim(0, "r1", 0, [], 1, 0, {}, m.Marks(names=[]), {"run": "r2", "path": "/a"}), [])
-        assert (lines.lines, said) == ([], ["unfit claim"])
+        made.take(m.Claim(0, "r1", 0, [], 1, 0, {}, [], m.Marks(names=[]), {"run": "r2", "path": "/a"}), [])
+        assert (lines.lines, said) == ([], ["unfit Claim"])
         made, lines, said = desk()
-        made.take(m.Again(3, {}), [])
-        assert (lines.lines, said) == ([], ["unfit claim"])
+        made.take(again(1, kind=3), [])
+        assert (lines.lines, said) == ([], ["unfit Batch"])
 
     asyncio.run(main())
 
@@ -363,24 +363,35 @@ class Formed(Lines):
         self.synced: list[int] = []
 
     def put(self, form: Any, values: tuple[object, ...], *, held: bool = False) -> int:
+        if form.ev == "outcome":
+            clean_fields("outcome", {"ids": values[0]})
         seq = len(self.put_lines) + 1
         self.put_lines.append((form.ev, dict(zip(form.holes, values, strict=True)), held))
         return seq
 
-    async def durable(self, seq: int) -> None:
-        await asyncio.sleep(0)
-        self.synced.append(seq)
+    def tell(self, told: Callable[[Exception | None], object]) -> None:
+        def landed(last: int = len(self.put_lines)) -> None:
+            self.synced.append(last)
+            told(None)
+
+        asyncio.get_running_loop().call_soon(landed)
+
+    def has(self, seq: int) -> bool:
+        return bool(self.synced) and seq <= self.synced[-1]
 
 
-def formed(fetch: Callable[[], str] = lambda: "value-1") -> tuple[Desk, Formed, list[Any]]:
-    """A desk whose run has a binding, and may send what it likes."""
+def formed(fetch: Callable[[], str] = lambda: "value-1", *, kept: bool = False) -> tuple[Desk, Formed, list[Any]]:
+    """A desk whose run has a binding, and may send what it likes. `kept`: a look tells what its secret is."""
     made, _, said = desk()
     lines = Formed()
 
     async def fetched(_run: Run, name: str) -> Secret:
         return Secret(name, fetch())
 
-    made.judge = SimpleNamespace(records=Records(lines, SharedValues()), fetch=fetched)  # type: ignore[assignment] # as above
+    def look(_run: Run, name: str) -> Secret | None:
+        return Secret(name, fetch()) if kept else None
+
+    made.judge = SimpleNamespace(records=Records(lines, SharedValues()), fetch=fetched, kept=look, known=made.known)  # type: ignore[assignment] # as above
     policy: Any = made.runs["r1"].policy
     policy.secrets["token"], policy.bindings["token"] = object(), SimpleNamespace(name="token")
     return made, lines, said
@@ -389,13 +400,17 @@ def formed(fetch: Callable[[], str] = lambda: "value-1") -> tuple[Desk, Formed, 
 def claim(ask: int, kind: int = 0, bindings: tuple[str, ...] = ("token",), generation: int = 0) -> m.Claim:
     marks = m.Marks(names=[])
     return m.Claim(
-        kind, "r1", generation, list(bindings), 9, 0, {"token": 1}, marks, {"run": "r1", "path": "/a"}, ask=ask
+        kind, "r1", generation, list(bindings), 9, 0, {"token": 1}, [], marks, {"run": "r1", "path": "/a"}, ask=ask
     )
 
 
+def again(*asks: int, kind: int = 0) -> m.Batch:
+    return m.Batch([ask * m.KINDS + kind for ask in asks], [])
+
+
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("credgate.workers.desk.standing.closed", lambda *_: None)
-    monkeypatch.setattr("credgate.workers.desk.standing.charge", lambda *_: None)
+    monkeypatch.setattr("credgate.workers.claims.standing.closed", lambda *_: None)
+    monkeypatch.setattr("credgate.workers.claims.standing.charge", lambda *_: None)
 
 
 async def until(done: Callable[[], bool]) -> None:
@@ -416,12 +431,12 @@ def test_claims_of_one_packet_share_a_sync_and_an_answer(monkeypatch: pytest.Mon
 
     async def main() -> None:
         made, lines, said = formed()
-        for message in (claim(1), m.Again(0, {"token": 1}, ask=2), m.Again(0, {"token": 1}, ask=3)):
+        for message in (claim(1), again(2), again(3)):
             made.take(message, [])
         await some_turns()
         assert (said, lines.synced) == ([], [])  # nothing may go while more may come
         made.taken()
-        made.take(m.Again(0, {"token": 1}, ask=4), [])
+        made.take(again(4), [])
         made.taken()
         await some_turns()
         assert said == [m.Passed([1, 2, 3], [1, 2, 3]), m.Passed([4], [4])]
@@ -447,11 +462,11 @@ def test_a_secret_is_looked_at_once_for_each_packet(monkeypatch: pytest.MonkeyPa
 
         made, lines, said = formed(look)
         made.take(claim(1), [])
-        made.take(m.Again(0, {"token": 1}, ask=2), [])
+        made.take(again(2), [])
         made.taken()
         assert len(looks) == 1
         value = "value-2"
-        made.take(m.Again(0, {"token": 1}, ask=3), [])
+        made.take(again(3), [])
         made.taken()
         await some_turns()
         assert len(looks) == 2 and len(lines.put_lines) == 2
@@ -467,9 +482,9 @@ def test_a_kind_of_another_policy_is_revoked(monkeypatch: pytest.MonkeyPatch) ->
         made, lines, said = formed()
         made.take(claim(1), [])
         made.runs["r1"].generation = 1
-        made.take(m.Again(0, {"token": 1}, ask=2), [])
+        made.take(again(2), [])
         made.take(claim(3, bindings=("gone",)), [])  # by the policy before: what it names need not be there
-        made.take(m.Again(0, {"token": 1}, ask=4), [])
+        made.take(again(4), [])
         assert [(answer.ask, answer.reason) for answer in said] == [(ask, "revoked") for ask in (2, 3, 4)]
         made.take(claim(5, generation=1), [])
         made.taken()
@@ -483,7 +498,7 @@ def test_outcomes_of_one_packet_share_a_write() -> None:
     made, lines, said = formed()
     made.open = {1: "r1", 2: "r1", 3: "r1"}
     for seq in (1, 2):
-        made.take(m.Ended(seq, "192.0.2.1", 200, 1, 2, 3, {"x-request-id": "a"}), [])
+        made.take(m.Batch([], [(seq, "192.0.2.1", 200, 1, 2, 3, {"x-request-id": "a"})]), [])
     assert lines.put_lines == []
     made.taken()
     assert [(ev, words["intent_seq"], held) for ev, words, held in lines.put_lines] == [
@@ -492,17 +507,17 @@ def test_outcomes_of_one_packet_share_a_write() -> None:
     ]
     words = lines.put_lines[0][1]
     assert (words["status"], words["ids"]) == (200, {"x-request-id": "a"})
-    made.take(m.Ended(2, "192.0.2.1", 200, 0, 0, 0, {}), [])
-    made.take(m.Ended(3, "192.0.2.1", 200, 0, 0, 0, {str(number): "x" for number in range(99)}), [])
+    made.take(m.Batch([], [(2, "192.0.2.1", 200, 0, 0, 0, {})]), [])
+    made.take(m.Batch([], [(3, "192.0.2.1", 200, 0, 0, 0, {str(number): "x" for number in range(99)})]), [])
     made.taken()
-    assert said == ["unfit Ended"] * 2 and made.open == {3: "r1"} and len(lines.put_lines) == 2
+    assert said == ["unfit Batch"] * 2 and made.open == {3: "r1"} and len(lines.put_lines) == 2
 
 
 def test_an_outcome_is_the_line_that_the_daemon_itself_would_write(tmp_path: Path) -> None:
     ids, counts = {"x-request-id": 'a"b\\c\x7f'}, {"ms": 7, "req_bytes": 0, "resp_bytes": 12, "status": 0}
     with Ledger.open(tmp_path / "ledger") as ledger:
         seq = ledger.append("intent", run="r1", path="/a")
-        Records(ledger, SharedValues()).ended("r1", "192.0.2.1", {"intent_seq": seq, **counts}, ids, held=False)
+        Records(ledger, SharedValues()).ended("r1", "192.0.2.1", (ids, seq, 7, 0, 12, None), held=False)
         told = {**counts, "status": None, "intent_seq": seq}
         ledger.append("outcome", run="r1", pin="192.0.2.1", ids=ids, **told)
     lines = [
@@ -523,26 +538,27 @@ def test_a_worker_repeats_what_the_daemon_still_knows() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         line, said = Line(ours, lambda *_: None, lambda _: None), list[m.Message]()
 
-        async def ask(make: Callable[[int], m.Message], _claimed: object = None) -> m.Message:
-            said.append(make(1))
-            return m.Noted(7)
-
-        line._ask = ask  # type: ignore[assignment, method-assign] # what would go to the daemon
+        line.channel.post = said.append  # type: ignore[method-assign, assignment] # what would go to the daemon
         fresh.set(set())
-        run: Any = SimpleNamespace(id="r1", generation=0)
-        sent: list[Any] = [SimpleNamespace() for _ in range(m.KINDS + 1)]
+        run: Any = SimpleNamespace(id="r1", generation=0, levels=lambda: ())
+        sent: list[Any] = [SimpleNamespace(secrets={}, holds=lambda _: True) for _ in range(m.KINDS + 1)]
         rest: dict[str, Any] = {"secrets": frozenset(), "marks": m.Marks(names=[]), "fields": {}}
+        plain = Way(0, "p", "192.0.2.1", "")
 
-        async def once(one: Any, key: tuple[object, ...] = ("key",)) -> str:
-            if await line.again(run, one, key) is None:
-                await line.claim(run, one, key, use=Use(), **rest)
+        async def once(one: Any, way: Way = plain) -> str:
+            kind = line.known(run, one, way)
+            if kind is None:
+                line.claim(run, one, way, lambda _: None, use=Use(), **rest)
+            else:
+                assert line.again(run, kind, lambda _: None)
+                said.append(line._batch() or m.Ping())
             return type(said[-1]).__name__
 
         assert [await once(one) for one in sent] == ["Claim"] * len(sent)
-        assert [await once(sent[-1]), await once(sent[1])] == ["Again", "Again"]
+        assert [await once(sent[-1]), await once(sent[1])] == ["Batch", "Batch"]
         assert await once(sent[0]) == "Claim"  # its number is another's by now
         assert await once(sent[1]) == "Claim"  # and it took this one's
-        assert await once(sent[-1], ("another",)) == "Claim"  # another way, another line
+        assert await once(sent[-1], plain._replace(note="another")) == "Claim"  # another way, another line
         numbers = [message.kind for message in said if isinstance(message, m.Claim)]
         assert max(numbers) == m.KINDS - 1 and len(line._known) == m.KINDS - 1  # one of them twice
         line.forget("r1")
@@ -652,7 +668,15 @@ def test_a_claim_that_nobody_waits_for_any_more_is_closed(when: str) -> None:
         daemon = Channel(theirs, m.for_daemon, lambda message, _: got.append(message), lambda _: None, 1 << 20)
         line = Line(ours, lambda message, _: line.answered(message), lambda _: None)
         run: Any = SimpleNamespace(id="r1", levels=lambda: ())
-        asked = asyncio.create_task(line._ask(lambda ask: m.Again(0, {}, ask=ask), run))
+
+        def ask(told: Told) -> None:
+            rest: dict[str, Any] = {"secrets": frozenset(), "marks": m.Marks(names=[]), "fields": {}}
+            sent: Any = SimpleNamespace(secrets={}, holds=lambda _: True)
+            run.generation = 0
+            line.claim(run, sent, Way(0, "p", "", ""), told, use=Use(), **rest)
+
+        fresh.set(set())
+        asked = asyncio.create_task(line.answer(run, ask))
         await until(lambda: bool(got))
         (claim,) = got
         if when == "before":
@@ -675,17 +699,17 @@ def test_outcomes_behind_one_that_cannot_be_written_are_still_open() -> None:
     made, lines, said = desk()
     wrote: list[int] = []
 
-    def write(_run: str, _pin: str, counts: dict[str, int], _ids: object, *, held: bool) -> int:
-        if counts["intent_seq"] == 2:
+    def write(_run: str, _pin: str, counted: tuple[Any, ...], *, held: bool) -> int:
+        if counted[1] == 2:
             raise TypeError("a number")
-        wrote.append(counts["intent_seq"])
+        wrote.append(counted[1])
         return 9
 
     made.judge = SimpleNamespace(records=SimpleNamespace(ended=write, ledger=lines))  # type: ignore[assignment]
     made.open = {1: "r1", 2: "r1", 3: "r1", 4: "r1"}
     for seq in (1, 2, 3):
-        made.take(m.Ended(seq, "192.0.2.1", 200, 0, 0, 1, {}), [])
+        made.take(m.Batch([], [(seq, "192.0.2.1", 200, 0, 0, 1, {})]), [])
     made.taken()
-    assert (wrote, said) == ([1], ["unfit Ended"])
+    assert (wrote, said) == ([1], ["unfit Batch"])
     assert made.close("killed") == 3
     assert sorted(fields["intent_seq"] for _, fields in lines.lines) == [2, 3, 4]

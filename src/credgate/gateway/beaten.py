@@ -6,7 +6,7 @@ what can change between two requests is asked for each. Whatever is other than b
 is, from where it stands: each turn has the very state here that it would have there (docs/decisions/0260).
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,17 +18,14 @@ from credgate.gateway.head import RequestHead
 from credgate.gateway.judge import Judge, at_hand
 from credgate.gateway.laneanswer import Answering
 from credgate.gateway.link import Link
+from credgate.gateway.noting import Notes
 from credgate.gateway.prepared import Prepared, Sent, given
 from credgate.gateway.turn import Turn
-from credgate.ledger.form import Form
-from credgate.ledger.linking import Given
-from credgate.ledger.record import LedgerError
 from credgate.runs import Run
 from rules.correlate import base36
 from rules.reasons import Reason
 from rules.request import Wire
 from rules.scrub import Table
-from rules.verdict import Deny
 
 if TYPE_CHECKING:
     from credgate.gateway.client import Client
@@ -63,13 +60,11 @@ class Track(msgspec.Struct, eq=False, frozen=True, kw_only=True):
     target: Target
     pin: str
     proof: str
-    form: Form
-    values: Given
-    outcome: Form
+    way: Any  # of its lines, as Notes has it
     framing: bytes  # of the request's head: what it says of a body, and its empty line
 
     @classmethod
-    def of(cls, judge: Judge, state: ClientState, asked: Asked, link: Link) -> "Track | None":
+    def of(cls, judge: Judge, notes: Notes[Any], state: ClientState, asked: Asked, link: Link) -> "Track | None":
         """None where something of the next request would still have to be found."""
         run = state.run
         others = judge.decoys.others(run)
@@ -80,8 +75,8 @@ class Track(msgspec.Struct, eq=False, frozen=True, kw_only=True):
         target = at_hand(state, ready.allow, ready.request, frozenset({link.owned.target.key}), None)
         if target is None or target.endpoint.digest or ready.allow.body_max or not sent.lines or not sent.names:
             return None
-        form = judge.records.known_intent(state, target.pin(link.pin), target.note, sent)
-        if form is None or not link.owned.serves(run, target, link.pin):
+        way = notes.find(state, sent, target.pin(link.pin), target.note)
+        if way is None or not link.owned.serves(run, target, link.pin):
             return None
         lengths = values(asked.head.fields, b"content-length")
         return cls(
@@ -94,9 +89,7 @@ class Track(msgspec.Struct, eq=False, frozen=True, kw_only=True):
             target=target,
             pin=link.pin,
             proof=run.proof,
-            form=form[0],
-            values=form[1],
-            outcome=judge.records.outcome_form(run.id, target.pin(link.pin)),
+            way=way,
             framing=b"".join([b"content-length: %d\r\n" % int(length) for length in lengths]) + b"\r\n",
         )
 
@@ -154,32 +147,29 @@ class Beaten(Answering):
         self._yields = False  # a request in the buffer waits for the loop's next turn
         self._track: Track | None = None
         self._noted: Turn | None = None  # on the track, its intent on the way to the disk
-        self._ledger = client.steps.judge.records.tells
+        self._notes = client.steps.judge.notes()
 
     # -- the request --------------------------------------------------------------------------------------------------
 
     def _again(self, data: bytes) -> bool:
         """Take the request that these bytes are, if it is on the track. False: nothing was done."""
-        asked, link, ledger = self._asked, self._link, self._ledger
+        asked, link, notes = self._asked, self._link, self._notes
         if asked is None:
-            return ledger is not None and self._begins(data)
-        if link is None or ledger is None or data != asked.raw or self._is_busy or not link.is_quiet:
+            return notes is not None and self._begins(data)
+        if link is None or notes is None or data != asked.raw or self._is_busy or not link.is_quiet:
             return False
         judge, state, track = self._steps.judge, self._state, self._track
         if track is None or track.asked is not asked or track.link is not link or not track.holds(judge, state):
-            self._track = track = Track.of(judge, state, asked, link)
+            self._track = track = Track.of(judge, notes, state, asked, link)
             if track is None or not track.holds(judge, state):
                 return False
             self._client.ways.track = track
-        if isinstance(standing.charge(state.run, track.ready.use), Deny):
-            return False
         state.bindings.update(track.ready.names)
         turn = self._turn_on(track)
-        turn.exchange.intent_seq = judge.records.put(track.form, track.values)
-        state.exchanges.add(turn.exchange)
+        if not notes.note(state, turn.exchange, track.ready.use, track.way, self._landed):
+            return False
         self._judging, self._noted = True, turn
         self._client.waits(turn)
-        ledger.tell(self._landed)
         return True
 
     def _begins(self, data: bytes) -> bool:
@@ -233,20 +223,22 @@ class Beaten(Answering):
             track=track,
         )
 
-    def _landed(self, error: LedgerError | None) -> None:
+    def _landed(self, error: Exception | None) -> None:
         """A sync has ended that began behind the intent."""
         try:
             self._on_disk(error)
         except Exception as why:  # noqa: BLE001 - the outermost frame: others wait for the same sync
             self._client.failed(why)
 
-    def _on_disk(self, error: LedgerError | None) -> None:
+    def _on_disk(self, error: Exception | None) -> None:
         turn, self._noted = self._noted, None
-        ledger = self._ledger
-        if turn is None or ledger is None or turn.track is None:
+        notes = self._notes
+        if turn is None or notes is None or turn.track is None:
             raise RuntimeError("nobody waits")
-        if error is None and ledger.has(turn.exchange.intent_seq) and self._may_go(turn.track):
+        if error is None and notes.is_noted(turn.exchange) and self._may_go(turn.track):
             self._client.judged(turn, self._go)
+        elif not turn.exchange.intent_seq:
+            self._client.anew(turn, self._came_back)
         else:
             self._client.written(turn, turn.track.ready.use, self._came_back)
 
@@ -288,9 +280,9 @@ class Beaten(Answering):
 
     def answered(self, link: Link, data: bytes) -> bool:
         """Let an answer through that is whole, and whose head is known. False: nothing was done."""
-        turn = self._turn
+        turn, notes = self._turn, self._notes
         track = None if turn is None else turn.track
-        if turn is None or track is None or turn.link is not link or link is not self._link:
+        if turn is None or track is None or notes is None or turn.link is not link or link is not self._link:
             return False
         exchange = turn.exchange
         if turn.held or turn.interim or turn.answer is not None or exchange.failure is not None or exchange.finished:
@@ -308,7 +300,7 @@ class Beaten(Answering):
         exchange.timer = None
         self._deadline.cancel()
         exchange.status, exchange.ids, exchange.resp_bytes = again.status, again.ids, again.length
-        self._steps.judge.records.went(self._state, exchange, track.outcome)
+        notes.went(self._state, exchange, track.way)
         link.idle = min(link.idle, again.idle)
         link.uses += 1
         self._turn = None

@@ -235,10 +235,7 @@ class Client(Ending):
         return self._hooks.upstream.targets
 
     def admit(self, turn: Turn, then: Callable[[Turn], None]) -> bool:
-        """Have a request judged: True where that is done; else `then` is called when it is.
-
-        On Allow its headers are the judged ones with the secret in place.
-        """
+        """Have a request judged, and rewritten where it may go: True where that is done; else `then` is called then."""
         try:
             noted = None if turn.collecting else self._at_once(turn)
         except Exception as error:  # noqa: BLE001 - as in _judge
@@ -263,6 +260,12 @@ class Client(Ending):
         task = asyncio.Task(self._write_and_go_on(turn, noted, then), loop=self._loop, eager_start=True)
         if not task.done():
             self._judging[turn] = task
+
+    def anew(self, turn: Turn, then: Callable[[Turn], None]) -> None:
+        """Such a request was not written down after all: whoever judges it from the start finds why."""
+        del self._judging[turn]
+        if self.dead or self.admit(turn, then):
+            self.judged(turn, then)
 
     async def _judge_and_go_on(self, turn: Turn, then: Callable[[Turn], None]) -> None:
         """Go on in this very task: a callback of its end would cost another turn of the loop."""

@@ -4,7 +4,7 @@ rules said yes, nothing is injected before the ledger has it on disk, nothing is
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mitmproxy.http import Headers, HTTPFlow
 from msgspec import structs
@@ -20,6 +20,7 @@ from credgate.gateway.digests import Digests
 from credgate.gateway.exchange import ClientState, Exchange, Key, Target
 from credgate.gateway.leaving import Leaving, leak_of
 from credgate.gateway.livedecoys import LiveDecoys
+from credgate.gateway.noting import Notes, OwnNotes
 from credgate.gateway.prepared import Heads, Prepared, Sent
 from credgate.gateway.quoted import Quoted
 from credgate.gateway.records import Records
@@ -88,6 +89,11 @@ class Judge:
     decoys: LiveDecoys = field(default_factory=LiveDecoys)
     identities: Identities = field(default_factory=Identities)
     heads: Heads = field(default_factory=Heads)
+
+    def notes(self) -> Notes[Any] | None:
+        """How lines of known requests are written; None where each one has to be judged."""
+        ledger = self.records.tells
+        return None if ledger is None else OwnNotes(self.records, ledger)
 
     def forget(self, run_id: str) -> None:
         """A run has ended: neither its placeholders nor its requests are remembered."""

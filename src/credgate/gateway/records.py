@@ -35,9 +35,6 @@ logger = logging.getLogger(__name__)
 ALARMING = frozenset({Reason.PLACEHOLDER_MISPLACED, Reason.SECRET_MISPLACED})
 
 
-type Claimed = tuple[Form, tuple[bytes | None, ...]]
-
-
 class Records:
     """Writes for one ledger. Every method raises LedgerError when the line can't be written."""
 
@@ -84,31 +81,25 @@ class Records:
         form = sent.form
         return None if form is None or self._forms is None or form[0] != _way(state, pin, note) else form[1:]
 
-    def put(self, form: Form, values: Given) -> int:
-        """As intent, with a secret, by what `known_intent` returned."""
-        return self._own.put(form, values, held=True)
+    def put(self, form: Form, values: Given, *, held: bool = True) -> int:
+        """As intent, by what `known_intent` or `claim` returned; `held` where a secret is in it."""
+        return self._own.put(form, values, held=held)
 
-    def claim(self, fields: Mapping[str, object]) -> "Claimed":
-        """What intents of another process of the gateway share; `fields` as intent_fields gives them.
+    def claim(self, fields: Mapping[str, object], marks: Marks) -> tuple[Form, Given]:
+        """What intents of another process of the gateway are written by; `fields` as intent_fields gives them.
 
         Raises TypeError for a field that no intent has.
         """
-        return self._split("intent", fields, _OWN_WORDS, ("ids", "ua_tag"))
+        form, words = self._split("intent", fields, _OWN_WORDS, ("ids", "ua_tag"))
+        return form, _numbered(words, marks)
 
-    def claimed(self, claim: "Claimed", marks: Marks, *, held: bool) -> int:
-        """As intent, of a request that another process of the gateway sends."""
-        form, words = claim
-        return self._own.put(form, _numbered(words, marks), held=held)
-
-    def ended(self, run: str, pin: str, counts: Mapping[str, int], ids: Mapping[str, str], *, held: bool) -> int:
+    def ended(self, run: str, pin: str, counted: Values, *, held: bool) -> int:
         """As outcome, of a request that another process of the gateway sent and that went as it should.
 
-        `counts`: none below 0, by the names of _COUNTED but `ids`. Raises TypeError for too many ids. `held`: the line
-        may be in memory until the next one that isn't, or a sync.
+        `counted`: the values of _COUNTED. Raises TypeError for too many ids. `held`: the line may be in memory until
+        the next one that isn't, or a sync.
         """
-        form = self.outcome_form(run, pin)
-        values = {**counts, "ids": ids or None, "status": counts["status"] or None}
-        return self._own.put(form, tuple([values[name] for name in _COUNTED]), held=held)
+        return self._own.put(self.outcome_form(run, pin), counted, held=held)
 
     @property
     def _own(self) -> TakesForms:
@@ -118,7 +109,7 @@ class Records:
 
     def _split(
         self, ev: str, fields: Mapping[str, object], own: tuple[str, ...], more: tuple[str, ...] = ()
-    ) -> Claimed:
+    ) -> tuple[Form, tuple[bytes | None, ...]]:
         """The form that lines of one kind share, and the words of this one: None for one that doesn't apply."""
         cleaned = clean_fields(ev, {name: fields[name] for name in own if name in fields})
         words = tuple([fragment(name, cleaned[name]) if name in cleaned else None for name in own])

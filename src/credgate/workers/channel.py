@@ -25,6 +25,9 @@ MAX_FDS = 64
 _ROOM = socket.CMSG_SPACE(MAX_FDS * 4)
 _LENGTH = struct.Struct("<I")
 _MEMFD = _LENGTH.pack(0xFFFF_FFFF)  # the packet's last descriptor holds what it would have
+# as numbers: those of the module are enumerations, whose every operation is a call
+_CUT, _CLOEXEC = int(socket.MSG_TRUNC | socket.MSG_CTRUNC), int(socket.MSG_CMSG_CLOEXEC)
+_NOSIGNAL = int(socket.MSG_NOSIGNAL)
 _PACKETS = 64  # read before others of the loop have their turn
 _SMALL = 32 << 10  # bytes: behind a packet below this there is seldom another one, and a read that finds none costs too
 LATER = 0.005  # seconds
@@ -59,11 +62,13 @@ class Channel:
         self._out: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._waiting = 0  # bytes in it
         self.taken: Callable[[], None] = _nothing
+        self.gathered: Callable[[], Message | None] = _none  # what is to go before the next message, or with the flush
         self._due = self._blocked = self.over = False
         self._timer: asyncio.TimerHandle | None = None
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._next = 0
         self._buffer = bytearray(PACKET + _LENGTH.size)
+        self._buffers = (self._buffer,)
         self._size = 0  # of the last packet
         self._loop.add_reader(sock, self._readable)
 
@@ -71,16 +76,36 @@ class Channel:
 
     def post(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send a message with the others of this turn of the loop. The descriptors stay the caller's."""
-        if not self._enter(encode(message), fds):
-            return
+        self._gather()
+        if self._enter(encode(message), fds):
+            self.soon()
+
+    def soon(self) -> None:
+        """Send what there is, and what is gathered, with the other messages of this turn of the loop."""
         if not self._due:
             self._due = True
             self._loop.call_soon(self._flush)
 
     def add(self, message: Message) -> None:
         """Send a message with the next ones, or alone a moment later. A packet costs more than what is in it."""
-        if self._enter(encode(message), ()) and not self._due and self._timer is None:
-            self._timer = self._loop.call_later(LATER, self._flush)
+        self._gather()
+        if self._enter(encode(message), ()):
+            self.later()
+
+    def later(self) -> None:
+        """Send what there is, and what is gathered, at the latest a moment later."""
+        if self._timer is None and not self._due:
+            self._timer = self._loop.call_later(LATER, self._timed)
+
+    def _timed(self) -> None:
+        """A timer is left to end where its messages went with others: to set one for each packet costs more."""
+        self._timer = None
+        self._flush()
+
+    def _gather(self) -> None:
+        message = self.gathered()
+        if message is not None:
+            self._enter(encode(message), ())
 
     def _enter(self, data: bytes, fds: Sequence[int]) -> bool:
         """False where nothing more is sent: of who asks and reads no answer so much is kept, and no more."""
@@ -105,10 +130,14 @@ class Channel:
         if self.over:
             raise ChannelError("worker_gone", "the other process is gone")
 
+    def number(self) -> int:
+        """Another number for a question."""
+        self._next += 1
+        return self._next
+
     def question(self, make: Callable[[int], Message], fds: Sequence[int] = ()) -> "tuple[int, asyncio.Future[Any]]":
         """Send a question; its number, and what will have its answer, or a ChannelError."""
-        self._next += 1
-        number, answer = self._next, self._loop.create_future()
+        number, answer = self.number(), self._loop.create_future()
         if self.over:
             answer.set_exception(ChannelError("worker_gone", "the other process is gone"))
             return number, answer
@@ -138,9 +167,7 @@ class Channel:
 
     def _flush(self) -> None:
         self._due = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._gather()
         while self._out and not self.over:
             data, fds, count = self._packet()
             try:
@@ -182,15 +209,15 @@ class Channel:
     def _send(self, data: bytes, fds: tuple[int, ...]) -> None:
         if len(data) <= PACKET:
             if fds:
-                self._sock.sendmsg([data], _rights(fds), socket.MSG_NOSIGNAL)
+                self._sock.sendmsg([data], _rights(fds), _NOSIGNAL)
             else:
-                self._sock.send(data, socket.MSG_NOSIGNAL)
+                self._sock.send(data, _NOSIGNAL)
             return
         large = os.memfd_create("message", os.MFD_CLOEXEC)
         try:
             with open(large, "wb", closefd=False) as file:
                 file.write(data)
-            self._sock.sendmsg([_MEMFD], _rights((*fds, large)), socket.MSG_NOSIGNAL)
+            self._sock.sendmsg([_MEMFD], _rights((*fds, large)), _NOSIGNAL)
         finally:
             os.close(large)
 
@@ -203,7 +230,7 @@ class Channel:
 
     def _receive(self) -> bool:
         try:
-            size, ancillary, flags, _ = self._sock.recvmsg_into([self._buffer], _ROOM, socket.MSG_CMSG_CLOEXEC)
+            size, ancillary, flags, _ = self._sock.recvmsg_into(self._buffers, _ROOM, _CLOEXEC)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -214,7 +241,7 @@ class Channel:
             self.end(GONE)
             return False
         data = memoryview(self._buffer)[:size]
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        if flags & _CUT:
             _close(fds)
             self.end("it sent too much at once")
             return False
@@ -275,6 +302,10 @@ class Channel:
 
 def _nothing() -> None:
     pass
+
+
+def _none() -> None:
+    return None
 
 
 def _rights(fds: tuple[int, ...]) -> list[tuple[int, int, "array.array[int]"]]:

@@ -3,11 +3,11 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from credgate.gateway.prepared import Sent
 from credgate.ledger.record import LedgerError
@@ -28,18 +28,35 @@ fresh: ContextVar[set[str]] = ContextVar("fresh")
 
 
 class StaleSecrets(Exception):
-    """A request was rewritten with values that count no more; the new ones are known by now."""
+    """A request was rewritten with values that count no more; the new ones, of these names, are known by now."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__()
+        self.names = names
+
+
+# Told once what came of a claim: the number of the intent's line, which is on the disk then, or why there is none.
+type Told = Callable[[int | Deny | Exception], None]
+
+
+class Way(NamedTuple):
+    """What decides a claim beside the request that is sent. The last two as the ledger has them."""
+
+    generation: int
+    proof: str
+    pin: str
+    note: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
-    """A claim that the daemon knows but for what differs. `key`: what decides it beside the request that is sent."""
+class Kind:
+    """A claim that the daemon knows."""
 
     number: int
     run: str
     sent: Sent = field(repr=False)
-    key: tuple[object, ...]
-    secrets: frozenset[str]
+    key: Way
+    versions: Mapping[str, int]  # of the secrets that are in it
 
 
 class Line:
@@ -47,13 +64,17 @@ class Line:
 
     def __init__(self, sock: socket.socket, take: Callable[[Any, list[int]], None], ended: Callable[[str], None]):
         self.channel = Channel(sock, m.for_worker, take, ended, MOST)
+        self.channel.gathered = self._batch
         self.broken: LedgerError | None = None
         self._values: dict[tuple[str, str], m.Given] = {}
         self._secrets: dict[tuple[str, str], Secret] = {}  # the same
         self._said: dict[str, tuple[int, int]] = {}  # refusals and bytes of a run that the daemon knows of
-        self._claimed: dict[int, Run] = {}  # by the question's number
-        self._kinds: list[_Kind | None] = [None] * m.KINDS
-        self._known: dict[int, _Kind] = {}  # the same by the identity of what is sent
+        self._asked: dict[int, tuple[Run, Told]] = {}  # claims without an answer, by the question's number
+        self._claims: list[int] = []  # of this turn of the loop
+        self._ends: list[m.Outcome] = []
+        self._met: dict[str, Run] = {}  # those whose requests these are
+        self._kinds: list[Kind | None] = [None] * m.KINDS
+        self._known: dict[int, Kind] = {}  # the same by the identity of what is sent
         self._oldest = 0
 
     # -- secrets ------------------------------------------------------------------------------------------------------
@@ -65,12 +86,12 @@ class Line:
             if not isinstance(answer, m.Given):
                 raise TypeError(f"got a {type(answer).__name__} for a secret")
             self._keep(run, answer)
+            fresh.get().add(name)
         return self._secrets[run.id, name]
 
     def _keep(self, run: Run, given: m.Given) -> None:
         secret = Secret(given.name, given.value)  # once: it looks at each of its characters
         self._values[run.id, given.name], self._secrets[run.id, given.name] = given, secret
-        fresh.get().add(given.name)
 
     def doubt(self, run: Run, sent: Mapping[str, Secret]) -> None:
         """Say that a target refused these, of those that are as the daemon gave them last."""
@@ -84,58 +105,138 @@ class Line:
         for key in [key for key in self._values if key[0] == run_id]:
             del self._values[key], self._secrets[key]
         self._said.pop(run_id, None)
+        self._met.pop(run_id, None)
         self._kinds = [None if kind is not None and kind.run == run_id else kind for kind in self._kinds]
         self._known = {id(kind.sent): kind for kind in self._known.values() if kind.run != run_id}
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    async def again(self, run: Run, sent: Sent, key: tuple[object, ...]) -> int | Deny | None:
-        """As claim, of a request that was claimed before with the same `sent` and `key`; None: there was none."""
+    def known(self, run: Run, sent: Sent, key: Way) -> Kind | None:
+        """What requests that are sent so are known by to the daemon, where it knows them."""
         kind = self._known.get(id(sent))
-        if kind is None or kind.sent is not sent or kind.key != key:
+        if kind is None or kind.sent is not sent or kind.key != key or not self._holds(run, kind):
             return None
-        versions = self._versions(run, kind.secrets)
-        return self._verdict(run, await self._ask(lambda ask: m.Again(kind.number, versions, ask=ask), run))
+        return kind
 
-    async def claim(
+    def again(self, run: Run, kind: Kind, told: Told) -> bool:
+        """As claim, of one more request of a kind. False: its number means another one by now. Raises LedgerError."""
+        if self._kinds[kind.number] is not kind:
+            return False
+        self._check()
+        if not self._claims:
+            self.channel.soon()
+        number = self.channel.number()
+        self._asked[number] = (run, told)
+        self._claims.append(number * m.KINDS + kind.number)
+        self._met[run.id] = run
+        return True
+
+    def _holds(self, run: Run, kind: Kind) -> bool:
+        """Whether its secrets are as the daemon gave them last."""
+        for name, version in kind.versions.items():
+            given = self._values.get((run.id, name))
+            if given is None or given.version != version:
+                return False
+        return True
+
+    def kept(self, run: Run, name: str) -> Secret | None:
+        """The value that the daemon gave last."""
+        return self._secrets.get((run.id, name))
+
+    def claim(
         self,
         run: Run,
         sent: Sent,
-        key: tuple[object, ...],
+        key: Way,
+        told: Told,
         *,
         use: Use,
         secrets: frozenset[str],
         marks: m.Marks,
         fields: m.Fields,
-    ) -> int | Deny:
-        """The number of a request's intent once it may go, or why it may not.
+    ) -> None:
+        """Have the daemon decide whether a request may go. Raises LedgerError, StaleSecrets.
 
-        Raises StaleSecrets, SecretUnavailable, LedgerError.
+        `told` gets the number of its intent, the Deny, StaleSecrets where the new values are here by now, or a
+        CredgateError.
         """
-        kind, bindings = self._learn(run, sent, key, secrets), [binding.name for binding in use.bindings]
-        versions = self._versions(run, secrets)
-        answer = await self._ask(
-            lambda ask: m.Claim(
-                kind, run.id, run.generation, bindings, use.head, use.promised, versions, marks, fields, ask=ask
-            ),
-            run,
+        self._check()
+        if not sent.holds({name: self._secrets[run.id, name] for name in sent.secrets}):
+            raise StaleSecrets(())  # another request brought a new value while this one was rewritten
+        versions = {name: self._values[run.id, name].version for name in secrets}
+        kind, bindings = self._learn(run, sent, key, versions), [binding.name for binding in use.bindings]
+        self.counted(run)
+        claim = m.Claim(
+            kind,
+            run.id,
+            run.generation,
+            bindings,
+            use.head,
+            use.promised,
+            versions,
+            sorted(fresh.get() & secrets),
+            marks,
+            fields,
+            ask=self.channel.number(),
         )
-        return self._verdict(run, answer)
+        self._asked[claim.ask] = (run, told)
+        self.channel.post(claim)
 
-    def _learn(self, run: Run, sent: Sent, key: tuple[object, ...], secrets: frozenset[str]) -> int:
+    def _learn(self, run: Run, sent: Sent, key: Way, versions: Mapping[str, int]) -> int:
         """A number for a kind of claims, in the place of the one that was learnt first."""
         number, old = self._oldest, self._kinds[self._oldest]
         self._oldest = (number + 1) % m.KINDS
         if old is not None and self._known.get(id(old.sent)) is old:
             del self._known[id(old.sent)]
-        kind = _Kind(number=number, run=run.id, sent=sent, key=key, secrets=secrets)
+        kind = Kind(number=number, run=run.id, sent=sent, key=key, versions=versions)
         self._kinds[number] = self._known[id(sent)] = kind
         return number
 
-    def _versions(self, run: Run, secrets: frozenset[str]) -> dict[str, int]:
-        return {name: self._values[run.id, name].version for name in secrets - fresh.get()}
+    async def answer(self, run: Run, ask: Callable[[Told], None]) -> int | Deny:
+        """What comes of a claim that `ask` makes. Raises StaleSecrets, SecretUnavailable, LedgerError."""
+        waiting: asyncio.Future[int | Deny | Exception] = asyncio.get_running_loop().create_future()
 
-    def _verdict(self, run: Run, answer: Any) -> int | Deny:
+        def told(answer: int | Deny | Exception) -> None:
+            if waiting.done():
+                self.broken_off(run, answer)
+            else:
+                waiting.set_result(answer)
+
+        ask(told)
+        try:
+            answer = await waiting
+        except asyncio.CancelledError:
+            # the answer may be here already, and who waited was cancelled before its turn came
+            if not waiting.cancelled():
+                self.broken_off(run, waiting.result())
+            raise
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def _ask(self, make: Callable[[int], m.Message]) -> Any:
+        self._check()
+        try:
+            answer = await self.channel.question(make)[1]
+        except ChannelError as error:
+            raise LedgerError("ledger_unavailable", "the daemon is gone") from error
+        if isinstance(answer, m.Failed):
+            raise _error(answer)
+        return answer
+
+    def answered(self, answer: m.Message) -> None:
+        """Give an answer to who waits for it, or each of several."""
+        if isinstance(answer, m.Passed):
+            for ask, seq in zip(answer.asks, answer.seqs, strict=True):
+                self._asked.pop(ask)[1](seq)
+            return
+        asked = self._asked.pop(answer.ask, None)
+        if asked is None:
+            self.channel.answered(answer)
+        else:
+            asked[1](self._verdict(asked[0], answer))
+
+    def _verdict(self, run: Run, answer: m.Message) -> int | Deny | Exception:
         match answer:
             case m.Noted(seq=seq):
                 return seq
@@ -150,49 +251,16 @@ class Line:
             case m.Stale():
                 for given in answer.values:
                     self._keep(run, given)
-                raise StaleSecrets
+                return StaleSecrets([given.name for given in answer.values])
+            case m.Failed():
+                return _error(answer)
         raise TypeError(f"got a {type(answer).__name__} for a claim")
 
-    async def _ask(self, make: Callable[[int], m.Message], claimed: Run | None = None) -> Any:
-        self._check()
-        if claimed is not None:
-            self.counted(claimed)
-        number, asked = self.channel.question(make)
-        if claimed is not None:
-            self._claimed[number] = claimed
-        try:
-            answer = await asked
-        except ChannelError as error:
-            raise LedgerError("ledger_unavailable", "the daemon is gone") from error
-        except asyncio.CancelledError:
-            # the answer may be here already, and who waited was cancelled before its turn came
-            if claimed is not None and asked.done() and not asked.cancelled() and asked.exception() is None:
-                self._broken_off(claimed, asked.result())
-            raise
-        if isinstance(answer, m.Failed):
-            kind = LedgerError if answer.ledger else SecretUnavailable
-            raise kind(answer.code, answer.detail, answer.hint)
-        return answer
-
-    def answered(self, answer: m.Message) -> None:
-        """Give an answer to who waits for it, or each of several."""
-        if isinstance(answer, m.Passed):
-            for ask, seq in zip(answer.asks, answer.seqs, strict=True):
-                self._answered(m.Noted(seq, ask=ask))
-        else:
-            self._answered(answer)
-
-    def _answered(self, answer: m.Message) -> None:
-        """Where nobody waits for it any more, the intent that came of it is closed."""
-        run = self._claimed.pop(answer.ask, None)
-        if not self.channel.answered(answer) and run is not None:
-            self._broken_off(run, answer)
-
-    def _broken_off(self, run: Run, answer: m.Message) -> None:
-        if isinstance(answer, m.Noted):
+    def broken_off(self, run: Run, answer: int | Deny | Exception) -> None:
+        """Close the intent of a claim whose answer nobody waits for any more."""
+        if isinstance(answer, int):
             with suppress(LedgerError):  # the daemon that is gone, or its ledger, has no use for it
-                detail = "broken off before it was sent"
-                self.post("outcome", {"run": run.id, "intent_seq": answer.seq, "detail": detail})
+                self.post("outcome", {"run": run.id, "intent_seq": answer, "detail": "broken off before it was sent"})
 
     # -- lines --------------------------------------------------------------------------------------------------------
 
@@ -203,11 +271,24 @@ class Line:
             self.counted(run)
         self.channel.add(m.Record(ev, fields))
 
-    def ended(self, ended: m.Ended, run: Run) -> None:
+    def ended(self, outcome: m.Outcome, run: Run) -> None:
         """Have the outcome of a request written, a moment later. Raises LedgerError."""
         self._check()
-        self.counted(run)
-        self.channel.add(ended)
+        if not self._ends:
+            self.channel.later()
+        self._ends.append(outcome)
+        self._met[run.id] = run
+
+    def _batch(self) -> m.Batch | None:
+        """What is gathered by now, and goes behind what is to be counted of its runs."""
+        claims, ends = self._claims, self._ends
+        if not claims and not ends:
+            return None
+        self._claims, self._ends = [], []
+        met, self._met = self._met, {}
+        for run in met.values():
+            self.counted(run)
+        return m.Batch(claims, ends)
 
     def push(self, message: m.Message, run: Run | None = None) -> None:
         """Say something that the daemon has when this returns, whatever becomes of this process. Raises LedgerError."""
@@ -233,3 +314,8 @@ class Line:
             if now != (denied, sent):
                 self._said[level.id] = now
                 self.channel.add(m.Counted(level.id, now[0] - denied, now[1] - sent))
+
+
+def _error(failed: m.Failed) -> LedgerError | SecretUnavailable:
+    kind = LedgerError if failed.ledger else SecretUnavailable
+    return kind(failed.code, failed.detail, failed.hint)

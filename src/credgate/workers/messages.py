@@ -13,6 +13,7 @@ type Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 KINDS = 256  # of claims that a worker may have repeated
 type Kind = Annotated[int, msgspec.Meta(ge=0, lt=KINDS)]
+type Outcome = tuple[Count, str, Count, Count, Count, Count, dict[str, str]]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -167,8 +168,8 @@ class Marks(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 class Claim(Message, tag="claim", frozen=True):
     """Asks to send one request, by the policy of `generation`: spend it, write its intent, say its number.
 
-    `secrets`: the versions that are in it, by name, but for those that were fetched for it. All else is what `kind`
-    stands for from here on, in the place of what it stood for before.
+    `secrets`: the versions that are in it, by name; those of `fresh` were fetched for this very request. All else is
+    what `kind` stands for from here on, in the place of what it stood for before, and those versions are.
     """
 
     kind: Kind
@@ -178,27 +179,21 @@ class Claim(Message, tag="claim", frozen=True):
     head: int
     promised: int
     secrets: dict[str, int]
+    fresh: list[str]
     marks: Marks
     fields: Fields
 
 
-class Again(Message, tag="again", frozen=True):
-    """Claims one more request of a kind."""
+class Batch(Message, tag="batch", frozen=True):
+    """What one moment of a worker has brought, in as few words as there are.
 
-    kind: Kind
-    secrets: dict[str, int]
+    `claims`: one more request of a kind each, the question's number times KINDS and the kind's added. `ends`: outcomes
+    of requests that went as they should, each the line of its intent, the address, status (0: there is none), bytes of
+    the request's body and of the answer's, milliseconds, ids.
+    """
 
-
-class Ended(Message, tag="ended", frozen=True):
-    """The outcome of a request that went as it should, by the line of its intent. Status 0: there is none."""
-
-    seq: Count
-    pin: str
-    status: Count
-    req_bytes: Count
-    resp_bytes: Count
-    ms: Count
-    ids: dict[str, str]
+    claims: list[Count]
+    ends: list[Outcome]
 
 
 class Record(Message, tag="record", frozen=True):
@@ -256,7 +251,7 @@ type FromDaemon = (
     | Ping
     | Stop
 )
-type FromWorker = Ready | Done | Fetch | Claim | Again | Ended | Record | Held | Counted | Doubt | Alarm | Known
+type FromWorker = Ready | Done | Fetch | Claim | Batch | Record | Held | Counted | Doubt | Alarm | Known
 
 encode = msgspec.msgpack.Encoder().encode
 for_worker: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromDaemon.__value__)

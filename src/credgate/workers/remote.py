@@ -8,6 +8,8 @@ from credgate.gateway.clientcert import certificate_of
 from credgate.gateway.exchange import ClientState, Exchange, Key
 from credgate.gateway.floods import Fields, Floods
 from credgate.gateway.judge import Judge, over
+from credgate.gateway.noting import Told as Tell
+from credgate.gateway.prepared import Sent
 from credgate.gateway.records import Records, pin_of
 from credgate.gateway.waiting import BodyWanted
 from credgate.known import KnownValues
@@ -15,7 +17,7 @@ from credgate.minting.jailcall import LocalAnswer
 from credgate.runs import Run
 from credgate.secretvalue import Secret
 from credgate.workers import messages as m
-from credgate.workers.line import Line, StaleSecrets, fresh
+from credgate.workers.line import Kind, Line, StaleSecrets, Told, Way, fresh
 from rules.correlate import Marks
 from rules.grants import Use
 from rules.request import Outgoing, Wire
@@ -47,20 +49,11 @@ class RemoteLedger:
 
     def ended(self, run: Run, exchange: Exchange, pin: str) -> None:
         """Have the outcome of a request that went as it should written, a moment later. Raises LedgerError."""
-        ended = m.Ended(
-            exchange.intent_seq,
-            pin,
-            exchange.status,
-            exchange.req_bytes,
-            exchange.resp_bytes,
-            exchange.ms,
-            exchange.ids,
-        )
-        self._line.ended(ended, run)
+        x = exchange
+        self._line.ended((x.intent_seq, pin, x.status, x.req_bytes, x.resp_bytes, x.ms, x.ids), run)
 
     async def durable(self, _seq: int) -> None:
-        """Never called: a claim's answer says that its line is on the disk."""
-        raise NotImplementedError
+        """At once: a claim's answer says that its line is on the disk."""
 
 
 def _plain(fields: Mapping[str, object]) -> m.Fields:
@@ -111,6 +104,10 @@ class RemoteJudge(Judge):
 
     line: Line
 
+    def notes(self) -> "RemoteNotes":
+        """As Judge.notes."""
+        return RemoteNotes(self.line)
+
     async def _judge(
         self, state: ClientState, exchange: Exchange, wire: Wire, connected: frozenset[Key], body: bytes | None
     ) -> Outgoing | BodyWanted | LocalAnswer | Deny:
@@ -118,8 +115,8 @@ class RemoteJudge(Judge):
         for _ in range(_TRIES):
             try:
                 return await Judge._judge(self, state, exchange, wire, connected, body)
-            except StaleSecrets:
-                continue
+            except StaleSecrets as stale:
+                fresh.get().update(stale.names)
         raise RuntimeError("the secrets of a request change all the time")
 
     async def fetch(self, run: Run, name: str) -> Secret:
@@ -127,6 +124,10 @@ class RemoteJudge(Judge):
         secret = await self.line.secret(run, name)
         self.known.add(name, secret.reveal())
         return secret
+
+    def kept(self, run: Run, name: str) -> Secret | None:
+        """As Judge.kept, as far as this process knows: the daemon looks at each claim."""
+        return self.line.kept(run, name)
 
     def doubt(self, run: Run, sent: Mapping[str, Secret]) -> None:
         """As Judge.doubt: what is minted is the daemon's."""
@@ -158,19 +159,60 @@ class RemoteJudge(Judge):
         if sent is None:
             raise RuntimeError("claimed before it was rewritten")
         # what decides the line beside the request itself, as of the daemon's own requests: see Records
-        key = (run.generation, run.proof, pin_of(exchange), "" if exchange.target is None else exchange.target.note)
-        claimed = await self.line.again(run, sent, key)
-        if claimed is not None:
-            return claimed
-        return await self.line.claim(
-            run,
-            sent,
-            key,
-            use=use,
-            secrets=frozenset(bindings.values()) | _of_connection(exchange),
-            marks=m.Marks(names=[name.value for name in marks.names], client_key=marks.client_key),
-            fields=_plain(self.records.intent_fields(state, exchange, tuple(bindings), tuple(bindings.values()))),
-        )
+        note = "" if exchange.target is None else exchange.target.note
+        key = Way(run.generation, run.proof, pin_of(exchange), note)
+
+        def ask(told: Told) -> None:
+            kind = None if fresh.get() else self.line.known(run, sent, key)
+            if kind is not None and self.line.again(run, kind, told):
+                return
+            self.line.claim(
+                run,
+                sent,
+                key,
+                told,
+                use=use,
+                secrets=frozenset(bindings.values()) | _of_connection(exchange),
+                marks=m.Marks(names=[name.value for name in marks.names], client_key=marks.client_key),
+                fields=_plain(self.records.intent_fields(state, exchange, tuple(bindings), tuple(bindings.values()))),
+            )
+
+        return await self.line.answer(run, ask)
+
+
+class RemoteNotes:
+    """As OwnNotes, of a ledger that another process has."""
+
+    __slots__ = ("_line",)
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    def find(self, state: ClientState, sent: Sent, pin: str, note: str) -> Kind | None:
+        """As Notes."""
+        return self._line.known(state.run, sent, Way(state.run.generation, state.run.proof, pin, note))
+
+    def note(self, state: ClientState, exchange: Exchange, _use: Use, way: Kind, told: Tell) -> bool:
+        """As Notes."""
+
+        def answered(answer: int | Deny | Exception) -> None:
+            if isinstance(answer, int):
+                exchange.intent_seq = answer
+                state.exchanges.add(exchange)
+            told(None)
+
+        return self._line.again(state.run, way, answered)
+
+    def is_noted(self, exchange: Exchange) -> bool:
+        """As Notes."""
+        return exchange.intent_seq > 0
+
+    def went(self, state: ClientState, exchange: Exchange, way: Kind) -> None:
+        """As Notes."""
+        x, run = exchange, state.run
+        x.finished = True
+        state.exchanges.discard(x)
+        self._line.ended((x.intent_seq, way.key.pin, x.status, x.req_bytes, x.resp_bytes, x.ms, x.ids), run)
 
 
 def _of_connection(exchange: Exchange) -> frozenset[str]:
