@@ -9,7 +9,6 @@ import ctypes
 import gc
 import sys
 import types
-from typing import Any
 
 # Where an object's count lies, and what it is for one that is never freed, differ by version (Include/refcount.h).
 KNOWN = ((3, 12), (3, 13), (3, 14))
@@ -32,28 +31,25 @@ def forever() -> int:
     if not possible():
         return 0
     gc.collect()
-    found = _reached(gc.get_objects())
-    mark = _count(None).value
-    for each in found:
-        _count(each).value = mark
-    return len(found)
+    mark, marked = _count(None).value, 0
+    left = gc.get_objects()
+    while left:
+        each = left.pop()
+        count = _count(each)
+        # What is marked was looked into. A set of what was seen would leave a megabyte that each fork copies pieces of.
+        if count.value == mark or isinstance(each, _PASSING):
+            continue
+        count.value = mark
+        marked += 1
+        left.extend(_within(each))
+    return marked
 
 
 def _count(thing: object) -> ctypes.c_uint32:
     return ctypes.c_uint32.from_address(id(thing))
 
 
-def _reached(left: list[Any]) -> list[Any]:
-    found: list[Any] = []
-    seen: set[int] = set()
-    while left:
-        each = left.pop()
-        if id(each) in seen or isinstance(each, _PASSING):
-            continue
-        seen.add(id(each))
-        found.append(each)
-        if isinstance(each, types.CodeType):  # the collector doesn't look into it
-            left.extend(getattr(each, name) for name in _PARTS)
-        else:
-            left.extend(gc.get_referents(each))
-    return found
+def _within(thing: object) -> list[object]:
+    if isinstance(thing, types.CodeType):  # the collector doesn't look into it
+        return [getattr(thing, name) for name in _PARTS]
+    return gc.get_referents(thing)
