@@ -200,7 +200,7 @@ class _Looking:
             return True
         if stat.S_ISLNK(facts.st_mode):
             return self.upper.target(path) == self.tree.target(path)
-        return facts.st_size == host.st_size and _equal(self.upper.regular(path), self.tree.regular(path))
+        return facts.st_size == host.st_size and _equal(self.upper.regular(path), self.tree.regular(path), self.bound)
 
     def _gone(self, path: str) -> None:
         """The path, and all that was below it, was deleted; what the host has no more is no change."""
@@ -255,10 +255,11 @@ def _permissions(mode: int) -> int:
     return mode & PERMISSIONS
 
 
-def _equal(one: int, other: int) -> bool:
-    """Whether two files have the same bytes; closes both."""
+def _equal(one: int, other: int, bound: Bound) -> bool:
+    """Whether two files have the same bytes; closes both. Raises CopyError beyond the bound."""
     with os.fdopen(one, "rb") as first, os.fdopen(other, "rb") as second:
         while data := first.read(CHUNK):
+            bound.check()  # a disk image that the run touched is read whole
             if data != second.read(CHUNK):
                 return False
         return not second.read(1)

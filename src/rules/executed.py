@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from rules.hiding import DEPENDENCIES
 from rules.islands import executes, leads
+from rules.samenames import folded
 
 __all__ = ["ASKED", "Executed", "When", "bundled", "by_name"]
 
@@ -79,7 +80,19 @@ _ENVIRONMENTS = frozenset({".venv", "venv", ".tox", ".nox"})
 
 
 def by_name(path: str, *, directory: bool = False) -> Executed | None:
-    """Judge a relative path; None: its name says nothing. directory: it is one, else a file or a link."""
+    """Judge a relative path; None: its name says nothing. directory: it is one, else a file or a link.
+
+    What a file system may take for a name that is executed unasked counts as one, whatever the tree lies on.
+    """
+    found = _judged(path, directory=directory)
+    if found is not None and found.when is When.UNASKED:
+        return found
+    other = folded(path)
+    taken = _judged(other, directory=directory) if other != path else None
+    return taken if taken is not None and taken.when is When.UNASKED else found
+
+
+def _judged(path: str, *, directory: bool) -> Executed | None:
     before, inside, rest = path.rpartition(".git/")
     if inside and (not before or before.endswith("/")):
         return _of_git(rest)

@@ -44,8 +44,8 @@ class Naming:
 
 
 def _means(pattern: TreePattern, path: str) -> bool:
-    """Whether the pattern means the path or a directory on its way."""
-    return re.fullmatch(f"(?:{pattern.regex()})(?:/.*)?", path, re.DOTALL) is not None
+    """Whether the pattern means the path or a directory on its way. In any case of letters: see `samenames`."""
+    return re.fullmatch(f"(?:{pattern.regex()})(?:/.*)?", path, re.DOTALL | re.IGNORECASE) is not None
 
 
 def _leads_out(path: str, target: str) -> bool:

@@ -459,6 +459,28 @@ def test_the_daemon_looks_in_passing_and_keeps_what_is_too_much_for_that(
     assert len(changes(rig.copy)) == 3, "the user's own command looks as long as it takes"
 
 
+def test_a_file_is_compared_no_longer_than_the_look_may_take(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk image of a terabyte, touched: it has as many bytes to be read as it says, and it is one entry."""
+    monkeypatch.setattr(copylook, "CHUNK", 1)
+
+    class Checks(copylook.Bound):
+        made, most = 0, 1000
+
+        def check(self) -> None:
+            self.made += 1
+            if self.made > self.most:
+                raise CopyError("copy_too_large", "looked at often enough")
+
+    without, touched, ended = Checks(1000), Checks(1000), Checks(1000)
+    assert copylook.changes(rig.copy, without) == []
+    rig.put("keep", "keep\n")
+    assert copylook.changes(rig.copy, touched) == []
+    assert touched.made == without.made + len("keep\n")
+    ended.most = touched.made - 1
+    with pytest.raises(CopyError, match="often enough"):
+        copylook.changes(rig.copy, ended)
+
+
 def test_long_paths_count_for_more(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each a text of up to 4 KiB is kept."""
     folder = "/".join(["d" * 250] * 10)

@@ -1,9 +1,13 @@
 """What the report at a run's end says of a path: unasked, asked, or nothing."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rules.executed import When, bundled, by_name
-from rules.islands import ISLANDS, RESERVED, executes
+from rules.islands import ISLANDS, RESERVED, Island, executes
+from rules.naming import Naming
+from rules.samenames import folded
 
 UNASKED = [
     "vendor/new/.git/hooks/pre-commit",
@@ -104,3 +108,58 @@ def test_a_directory_says_nothing_where_what_is_in_it_is_judged() -> None:
         assert by_name(path) is not None
     for path in (".vscode", ".claude"):
         assert by_name(path, directory=True) is not None
+
+
+ALIKE = [
+    ".GIT/hooks/post-checkout",
+    "sub/.Git/config",
+    ".git./hooks/x",
+    ".git /config",
+    ".git::$INDEX_ALLOCATION/config",
+    "git~1/config",
+    "GIT~2/hooks/x",
+    ".g\u200cit/config",
+    ".GitHub/Workflows/x.yml",
+    "GITHUB~1/workflows/x.yml",
+    "claude~1/settings.json",
+    ".ENVRC",
+    "jenkinsFILE",
+    "head",
+    "x.Code-Workspace",
+    "sub/.GIT",
+]
+OTHERS = [
+    "src/header.h",
+    "a:b",
+    "...",
+    ". .",
+    "src/hooks/x",
+    "Config",
+    "~1",
+    "gitter~1/config",
+    "vscode/x",
+    "README.md",
+]
+
+
+def test_what_a_file_system_takes_for_such_a_name_counts_as_one() -> None:
+    """A work tree on one that tells no case: there git runs hooks out of `.GIT`."""
+    found = {path: by_name(path) for path in (*ALIKE, *OTHERS)}
+    assert {path for path, found in found.items() if found is not None} == set(ALIKE)
+    assert all(found is None or found.when is When.UNASKED for found in found.values())
+    naming = Naming.of(("deploy/",), (), ())
+    assert all(naming.why(path).startswith("executed by the host unasked") for path in ALIKE)
+    assert not any(map(naming.why, OTHERS))
+    assert naming.why("Deploy/x") == naming.why("deploy/x") == "held by the role's readonly"
+
+
+@given(st.sampled_from(ISLANDS), st.integers(0, 2**64 - 1), st.sampled_from(["", ".", " ", "::$DATA", "\u200d"]))
+def test_an_island_is_one_in_any_case(island: Island, bits: int, behind: str) -> None:
+    mixed = "".join(c.upper() if bits >> n & 1 else c.lower() for n, c in enumerate(island.path))
+    found = by_name(f"a/{mixed}{behind}")
+    assert found is not None and (found.when, found.who) == (When.UNASKED, island.who)
+
+
+@given(st.text("aA.~:1 git/\u200c", max_size=30))
+def test_twice_is_as_once(path: str) -> None:
+    assert folded(folded(path)) == folded(path)
