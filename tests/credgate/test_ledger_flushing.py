@@ -133,6 +133,25 @@ def test_an_error_reaches_all_who_wait_and_closes_the_ledger_for_good(directory:
     on(directory, main)
 
 
+def test_an_answer_that_there_was_no_memory_for_closes_it_too(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is gone, and may have been an error: the next sync would say that all is well."""
+
+    def full() -> list[tuple[int, int]]:
+        raise MemoryError
+
+    async def main(place: Place) -> None:
+        waiting = asyncio.ensure_future(place.ledger.durable(place.ledger.append("intent")))
+        await _turns()
+        monkeypatch.setattr(place.disk, "landed", full)
+        place.disk.end(1, errno.EIO)
+        with pytest.raises(LedgerError, match="cannot allocate memory"):
+            await asyncio.wait_for(waiting, 60)
+        with pytest.raises(LedgerError):
+            place.ledger.append("deny")
+
+    on(directory, main)
+
+
 def test_what_the_kernel_does_not_begin_a_thread_does(directory: Path) -> None:
     async def main(place: Place) -> None:
         place.disk.refuses = True

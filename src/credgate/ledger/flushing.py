@@ -6,6 +6,7 @@ kernel does what fdatasync(2) does. A sync by a thread costs two changes of thre
 """
 
 import ctypes
+import errno
 import logging
 import os
 import platform
@@ -167,7 +168,11 @@ class Flushing:
 
     def land(self) -> None:
         """Tell of each sync that has ended."""
-        for seq, code in self._later.landed():
+        try:
+            landed = self._later.landed()
+        except MemoryError:  # what the kernel said is gone, maybe an error of the disk, which it tells once
+            landed = [(0, errno.ENOMEM)]
+        for seq, code in landed:
             self._ended(seq, OSError(code, os.strerror(code)) if code else None)
 
     def close(self) -> None:
