@@ -10,6 +10,7 @@ from credgate.gateway.exchange import ClientState, Exchange
 from credgate.gateway.ledgers import TellsSyncs
 from credgate.ledger.form import Form
 from credgate.ledger.linking import Given
+from credgate.ledger.record import LedgerError
 from rules.grants import Use
 from rules.verdict import Deny
 
@@ -64,7 +65,10 @@ class OwnNotes:
         """As Notes."""
         if isinstance(standing.charge(state.run, use), Deny):
             return False
-        exchange.intent_seq = self._records.put(way.intent, way.values)
+        try:
+            exchange.intent_seq = self._records.put(way.intent, way.values)
+        except LedgerError:  # closed for good: the ordinary way says so, and what was spent is no matter
+            return False
         state.exchanges.add(exchange)
         self._ledger.tell(told)
         return True
