@@ -141,6 +141,32 @@ class Told:
         pass
 
 
+class Mute(Chatter):
+    """The same with nothing but such requests."""
+
+    def pending(self) -> int:
+        return 0
+
+    def read(self, _size: int, _buffer: memoryview | None = None) -> bytes | int:
+        while self._incoming.read(1):
+            self._outgoing.write(b"k" * self._own)
+        raise ssl.SSLWantReadError
+
+
+@pytest.mark.parametrize(("own", "ends"), [(1, False), (10, True)])
+def test_nothing_but_requests_for_new_keys_ends_it_too(own: int, ends: bool) -> None:
+    told, transport = Told(), Deaf()
+    made = Pipe(told)
+    with contextlib.suppress(AttributeError):  # it has no socket
+        made.connection_made(transport)
+    made.start_tls(cast("Callable[[ssl.MemoryBIO, ssl.MemoryBIO], ssl.SSLObject]", lambda i, o: Mute(own, i, o)))
+    for _ in range(100):
+        made.get_buffer(0)[:100] = b"d" * 100
+        made.buffer_updated(100)
+    assert (told.over, made.broken, transport.closed) == (ends, ends, ends)
+    assert transport.kept <= pipe.OWN + 100 * own
+
+
 @pytest.mark.parametrize(("own", "ends"), [(0, False), (10, False), (1000, True)])
 def test_tls_that_has_much_to_say_of_its_own_ends(own: int, ends: bool) -> None:
     """Measured: 300,000 requests for new keys, no answer read, had 2 MB wait here; there was no bound."""

@@ -169,3 +169,33 @@ def test_fewer_bytes_are_read_where_they_take_long(monkeypatch: pytest.MonkeyPat
     end.pace = 1e-5
     pipe.buffer_updated(1000)  # short ones take what they take: no clock is asked
     assert reads(1) == [256 << 10]
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("way", ["to the server", "to the client"])
+def test_a_record_that_comes_in_pieces_is_whole_with_its_last_one(
+    version: ssl.TLSVersion, way: str, tmp_path: Path
+) -> None:
+    """Wherever it is cut: what is left in TLS is not asked for before more comes, and the other side waits by then."""
+    pair = Pair(tmp_path, version, lambda pipe: pipe.send(b"GET"))
+    pair.shake()
+    for _ in range(2):
+        pair.move(pair.far, pair.client)
+        pair.move(pair.near, pair.server)
+    sender, wire, to = (
+        (pair.client, pair.near, pair.server) if way == "to the server" else (pair.server, pair.far, pair.client)
+    )
+    side, sent = to.end, b"GET" if way == "to the server" else b""
+    assert isinstance(side, Side)
+    assert side.got == sent
+    for size in (16000, 300, 16384 + 200, 40000):
+        for share in (0.0, 0.1, 0.5, 0.9, 1.0):
+            sender.send(b"x" * size)
+            data, wire.writes = b"".join(wire.writes), []
+            cut = 3 + int((len(data) - 6) * share)
+            for piece in (data[:cut], data[cut:]):
+                to.get_buffer(0)[: len(piece)] = piece
+                to.buffer_updated(len(piece))
+            sent += b"x" * size
+            assert len(side.got) == len(sent)
+    assert side.got == sent

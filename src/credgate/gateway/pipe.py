@@ -176,10 +176,12 @@ class Pipe(asyncio.BufferedProtocol):
 
     def _one_record(self, nbytes: int) -> None:
         """Take what was read, as a request or an answer comes: one record. Whatever more there is, `_pump` does."""
-        data, over = b"", False
+        data, over, tls = b"", False, cast("ssl.SSLObject", self._tls)
         try:
-            data = cast("ssl.SSLObject", self._tls).read(nbytes)
+            data = tls.read(nbytes)
             over = not data  # close_notify
+            if len(data) == nbytes:  # a record is longer than what it holds: of this one more had come before
+                data += tls.read(_RECORD) if tls.pending() else b""
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError:  # a record that is none, or an alert
@@ -238,10 +240,14 @@ class Pipe(asyncio.BufferedProtocol):
         return self._tls
 
     def _pump(self, data: bytes = b"", over: bool = False) -> None:
-        """Take what came through TLS, as far as it goes; `data` and `over` are what came of it already."""
+        """Take what came through TLS, as far as it goes; `data` and `over` are what came of it already.
+
+        Nothing that was decrypted stays in TLS: its next turn may be when the other side has waited for an answer.
+        """
+        said = self.secure and self._outgoing.pending > self._ticket
         if not self.secure and not self._shake():
             return
-        first = bool(data or over)
+        first = bool(data or over or said)
         while first or (self._incoming.pending and not over and not (self.closing or self.ended)):
             first = False
             if not over:
