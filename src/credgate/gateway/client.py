@@ -235,7 +235,7 @@ class Client(Ending):
         return self._hooks.upstream.targets
 
     def admit(self, turn: Turn, then: Callable[[Turn], None]) -> bool:
-        """Have a request judged, and rewritten where it may go: True where that is done; else `then` is called then."""
+        """Have a request judged, and rewritten where it may go: True where that is done, else `then` is told later."""
         try:
             noted = None if turn.collecting else self._at_once(turn)
         except Exception as error:  # noqa: BLE001 - as in _judge

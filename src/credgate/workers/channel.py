@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from credgate.errors import CredgateError
+from credgate.loops import watches
 from credgate.workers.messages import Message, encode
 
 PACKET = 96 << 10  # bytes; below the kernel's default for what a socket holds (net.core.wmem_default, 208 KiB)
@@ -70,7 +71,8 @@ class Channel:
         self._buffer = bytearray(PACKET + _LENGTH.size)
         self._buffers = (self._buffer,)
         self._size = 0  # of the last packet
-        self._loop.add_reader(sock, self._readable)
+        self._watches = watches(self._loop)  # what comes is read within select: see loops
+        self._watches.add_reader(sock.fileno(), self._readable)
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
@@ -185,12 +187,12 @@ class Channel:
                     os.close(fd)
         if self._blocked:
             self._blocked = False
-            self._loop.remove_writer(self._sock)
+            self._watches.remove_writer(self._sock.fileno())
 
     def _wait_for_room(self) -> None:
         if not self._blocked:
             self._blocked = True
-            self._loop.add_writer(self._sock, self._flush)
+            self._watches.add_writer(self._sock.fileno(), self._flush)
 
     def _packet(self) -> tuple[bytes, tuple[int, ...], int]:
         """What goes next, and how many messages that are. One with descriptors goes alone."""
@@ -282,10 +284,10 @@ class Channel:
         if self.over:
             return
         self.over = True
-        self._loop.remove_reader(self._sock)
+        self._watches.remove_reader(self._sock.fileno())
         if self._blocked:
             self._blocked = False
-            self._loop.remove_writer(self._sock)
+            self._watches.remove_writer(self._sock.fileno())
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
