@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 import time
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import pytest
 
 from tests.bench import kernel
 from tests.bench.figures import Absent, Row, table
+from tests.bench.world import Contestant
 
 
 def row(ours: list[float], theirs: list[float], **kw: Any) -> Row:
@@ -72,6 +74,32 @@ def test_cpu_of_its_other_threads_counts() -> None:
 
 def test_a_process_that_sleeps_takes_none() -> None:
     assert spent("import time; time.sleep(60)", 0.3) < 0.02
+
+
+@dataclass(kw_only=True)
+class Asked(Contestant):
+    """One of its processes ends in the middle of the first command."""
+
+    ending: list["subprocess.Popen[bytes]"]
+
+    def ask(self, command: str) -> dict[str, float]:
+        while self.ending:
+            process = self.ending.pop()
+            process.kill()
+            process.wait()
+        return {"asked": 1.0}
+
+
+def test_a_process_that_ends_meanwhile_is_measured_without() -> None:
+    argv = [sys.executable, "-I", "-c", "print(flush=True); import time; time.sleep(60)"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as one, subprocess.Popen(argv, stdout=subprocess.PIPE) as other:
+        for process in (one, other):
+            assert process.stdout is not None
+            process.stdout.readline()
+        asked = Asked(name="x", client=cast("Any", None), pids=[one.pid, other.pid], ending=[one])
+        assert asked.cpu_of("first")[0] >= 0
+        assert list(asked.pids) == [other.pid]
+        other.kill()
 
 
 def test_a_tree_is_all_that_descends() -> None:
