@@ -11,7 +11,8 @@ import sys
 import types
 
 # Where an object's count lies, and what it is for one that is never freed, differ by version (Include/refcount.h).
-KNOWN = ((3, 12), (3, 13), (3, 14))
+# These were tried; by another one references are counted as ever.
+KNOWN = ((3, 12), (3, 13))
 _PARTS = ("co_consts", "co_names", "co_filename", "co_name", "co_qualname", "co_linetable", "co_exceptiontable")
 _PASSING = (types.FrameType, types.GeneratorType, types.CoroutineType, types.TracebackType)
 
