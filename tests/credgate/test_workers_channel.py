@@ -713,3 +713,98 @@ def test_outcomes_behind_one_that_cannot_be_written_are_still_open() -> None:
     assert (wrote, said) == ([1], ["unfit Batch"])
     assert made.close("killed") == 3
     assert sorted(fields["intent_seq"] for _, fields in lines.lines) == [2, 3, 4]
+
+
+def test_a_known_claim_is_decided_at_once_while_its_secret_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look a packet; another value, or one that can't be looked at, is fetched, and the worker is given it."""
+    free(monkeypatch)
+
+    async def main() -> None:
+        looks, value = [], "value-1"
+
+        def look() -> str:
+            looks.append(value)
+            return value
+
+        made, lines, said = formed(look, kept=True)
+        made.take(claim(1), [])
+        made.taken()
+        looks.clear()
+        made.take(again(2, 3), [])
+        assert (len(lines.put_lines), len(looks), made._tasks) == (3, 1, set())
+        made.taken()
+        made.known.add("other", "another-secrets-value")  # another table: is this one in it?
+        made.take(again(4), [])
+        made.taken()
+        value = "value-2"
+        made.take(again(5), [])
+        made.taken()
+        await some_turns()
+        assert len(lines.put_lines) == 4
+        assert [answer.values for answer in said if isinstance(answer, m.Stale)] == [[m.Given("token", "value-2", 2)]]
+        assert [answer.asks for answer in said if isinstance(answer, m.Passed)] == [[1], [2, 3], [4]]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("most", "ended"), [(3, []), (2, ["unfit Batch"])])
+def test_claims_that_wait_for_the_disk_are_so_many_and_no_more(
+    most: int, ended: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free(monkeypatch)
+    monkeypatch.setattr("credgate.workers.claims._MOST", most)
+
+    async def main() -> None:
+        made, lines, said = formed()
+        made.take(claim(1), [])
+        made.taken()
+        made.take(again(2, 3), [])
+        assert said == ended
+        made.taken()
+        await some_turns()
+        assert len(lines.put_lines) == (1 if ended else 3)
+
+    asyncio.run(main())
+
+
+def test_a_claim_of_a_run_that_is_over_is_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch)
+
+    async def main() -> None:
+        made, lines, said = formed()
+        made.take(claim(1), [])
+        made.taken()
+        made.forget("r1")
+        made.take(again(2), [])
+        assert (len(lines.put_lines), said) == (1, ["unfit Batch"])
+        await some_turns()
+
+    asyncio.run(main())
+
+
+def test_what_is_gathered_goes_before_the_next_message() -> None:
+    """A kind's number may be given to another one behind a claim by it."""
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        got: list[Any] = []
+        daemon = Channel(theirs, m.for_daemon, lambda message, _: got.append(message), lambda _: None, 1 << 20)
+        line = Line(ours, lambda *_: None, lambda _: None)
+        fresh.set(set())
+        run: Any = SimpleNamespace(id="r1", generation=0, denied=2, spent=SimpleNamespace(bytes_out=5))
+        run.levels = lambda: (run,)
+        sent: Any = SimpleNamespace(secrets={}, holds=lambda _: True)
+        way, rest = Way(0, "p", "192.0.2.1", ""), {"secrets": frozenset(), "marks": m.Marks(names=[]), "fields": {}}
+        line.claim(run, sent, way, lambda _: None, use=Use(), **rest)  # type: ignore[arg-type]
+        kind = line.known(run, sent, way)
+        assert kind is not None and line.again(run, kind, lambda _: None)
+        run.denied = 3
+        line.ended((7, "192.0.2.1", 200, 0, 0, 1, {}), run)
+        line.channel.post(m.Done())
+        await until(lambda: len(got) > 4)
+        assert [type(message).__name__ for message in got] == ["Counted", "Claim", "Counted", "Batch", "Done"]
+        assert (got[2].denied, got[3].claims, len(got[3].ends)) == (1, [2 * m.KINDS], 1)
+        line.channel.end("over")
+        daemon.end("over")
+
+    asyncio.run(main())
