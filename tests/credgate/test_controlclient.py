@@ -2,8 +2,9 @@
 
 import contextlib
 import os
-import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -106,46 +107,47 @@ def test_a_daemon_of_another_user_is_not_spoken_to(places: Places, monkeypatch: 
     assert caught.value.code == "foreign_daemon"
 
 
+SERVER = """
+import os, signal, socket, sys
+from jail import fdpass
+server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server.bind(sys.argv[1])
+server.listen()
+print("up", flush=True)
+conn, _ = server.accept()
+fdpass.recv(conn)
+if sys.argv[2]:
+    os.kill(os.getpid(), signal.SIGSTOP)
+sys.stdin.read()
+fdpass.send(conn, {"ok": True})
+"""
+
+
 @pytest.mark.parametrize("stops", [True, False])
 def test_a_daemon_that_is_stopped_is_named_and_not_waited_for(
     stops: bool, places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that only takes its time is: the answer comes after many looks at it."""
     monkeypatch.setattr(controlclient, "PATIENCE", 0.02)
-    begun, tell = os.pipe()
-    go, say = os.pipe()
-    pid = os.fork()
-    if not pid:
+    command = [sys.executable, "-c", SERVER, str(places.control), "stops" if stops else ""]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         try:
-            server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            server.bind(str(places.control))
-            server.listen()
-            os.write(tell, b"1")
-            conn, _ = server.accept()
-            fdpass.recv(conn)
-            if stops:
-                os.kill(os.getpid(), signal.SIGSTOP)
-            os.read(go, 1)
-            fdpass.send(conn, {"ok": True})
+            assert server.stdout is not None and server.stdout.readline() == b"up\n"
+            assert server.stdin is not None
+            sock = controlclient.connect(places)
+            assert sock is not None
+            with sock:
+                if stops:
+                    with pytest.raises(CredgateError, match=f"pid {server.pid}, is stopped") as caught:
+                        controlclient.ask(sock, {"op": "status"})
+                    assert caught.value.hint == f"kill -CONT {server.pid}"
+                else:
+                    timer = threading.Timer(0.2, server.stdin.close)
+                    timer.start()
+                    assert controlclient.ask(sock, {"op": "status"}) == {"ok": True}
+                    timer.join()
         finally:
-            os._exit(0)
-    try:
-        os.read(begun, 1)
-        sock = controlclient.connect(places)
-        assert sock is not None
-        with sock:
-            if stops:
-                with pytest.raises(CredgateError, match=f"pid {pid}, is stopped") as caught:
-                    controlclient.ask(sock, {"op": "status"})
-                assert caught.value.hint == f"kill -CONT {pid}"
-            else:
-                threading.Timer(0.2, os.write, (say, b"1")).start()
-                assert controlclient.ask(sock, {"op": "status"}) == {"ok": True}
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        for descriptor in (begun, tell, go, say):
-            os.close(descriptor)
+            server.kill()
 
 
 def test_the_state_of_a_process_is_read_behind_its_name() -> None:
