@@ -63,7 +63,7 @@ class WideSelector(selectors.BaseSelector):
     by the loop, once it has more to do than to wait for that long.
     """
 
-    def __init__(self, failed: Callable[[Exception], object] | None = None) -> None:
+    def __init__(self, failed: Callable[[BaseException], object] | None = None) -> None:
         self._failed = failed
         self.due = True
         self._calls: dict[int, _Calls] = {}  # of those that have room in the epoll
@@ -133,7 +133,7 @@ class WideSelector(selectors.BaseSelector):
         ready, keys = list[tuple[Key, int]](), self._epoll.get_map()
         for fd, event in found:
             key = keys.get(fd)
-            if key is not None:
+            if key is not None and type(key.data) is not _Calls:  # its number may be another's by now, who is called
                 read = selectors.EVENT_READ if event & ~select.EPOLLOUT else 0
                 write = selectors.EVENT_WRITE if event & ~select.EPOLLIN else 0
                 if (read | write) & key.events:
@@ -152,12 +152,21 @@ class WideSelector(selectors.BaseSelector):
                 self._call(calls.read)
             if each[1] & selectors.EVENT_WRITE and calls.write is not None:
                 self._call(calls.write)
-        return others
+        return [each for each in others if self._is_there(each[0])]
+
+    def _is_there(self, key: Key) -> bool:
+        """Whether that descriptor is registered still: a call in the same turn may have closed it, and another may
+        have its number.
+        """
+        now = self.get_map().get(key.fd)
+        return now is not None and type(now.data) is not _Calls
 
     def _call(self, call: Call) -> None:
         try:
             call()
-        except Exception as error:
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # as a handle of the loop's has it: a cancellation too ends nobody else
             if self._failed is None:
                 raise
             self._failed(error)
@@ -257,7 +266,7 @@ class WideLoop(asyncio.SelectorEventLoop):
         self.wide.due = True
         super().stop()
 
-    def _told(self, error: Exception) -> None:
+    def _told(self, error: BaseException) -> None:
         self.call_exception_handler({"message": "a descriptor's callback failed", "exception": error})
 
 

@@ -198,3 +198,85 @@ def test_another_loop_calls_back_itself() -> None:
     loop = asyncio.SelectorEventLoop()
     assert loops.watches(loop) is loop
     loop.close()
+
+
+@pytest.mark.parametrize("room", [100, 1])
+def test_a_number_that_has_become_anothers_in_the_same_turn_is_not_returned(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Registered when its event came, and one that is called by the time that `select` returns: the loop would take
+    apart what is not its own, and end.
+    """
+    monkeypatch.setattr(Full, "room", room)
+    monkeypatch.setattr(selectors, "EpollSelector", Full)
+    selector, first = WideSelector(), socket.socketpair()
+    pairs = [socket.socketpair() for _ in range(4)]
+
+    def call() -> None:
+        first[0].recv(10)
+        for mine, _ in pairs:
+            selector.unregister(mine)
+            selector.add_reader(mine.fileno(), lambda: None)
+
+    for mine, _ in pairs[:2]:
+        selector.register(mine, selectors.EVENT_READ, "registered")
+    selector.add_reader(first[0].fileno(), call)
+    for mine, _ in pairs[2:]:
+        selector.register(mine, selectors.EVENT_READ, "registered")
+    for sock in (*(theirs for _, theirs in pairs), first[1]):
+        sock.send(b"x")
+    assert selector.select(0) == []
+    closed(selector, list(first), *[list(pair) for pair in pairs])
+
+
+def test_a_cancellation_out_of_a_call_ends_nobody_else() -> None:
+    """As a handle of the loop's has it; it came out of `select`, and the loop ended."""
+    told: list[object] = []
+
+    async def main() -> None:
+        loop, pair, done = asyncio.get_running_loop(), socket.socketpair(), asyncio.Event()
+        loop.set_exception_handler(lambda _loop, context: told.append(type(context["exception"])))
+
+        def call() -> None:
+            loops.watches(loop).remove_reader(pair[0].fileno())
+            done.set()
+            raise asyncio.CancelledError
+
+        loops.watches(loop).add_reader(pair[0].fileno(), call)
+        pair[1].send(b"x")
+        await asyncio.wait_for(done.wait(), 60)
+        for sock in pair:
+            sock.close()
+
+    asyncio.run(main(), loop_factory=loops.new_loop)
+    assert told == [asyncio.CancelledError]
+
+
+def test_timers_threads_and_other_descriptors_have_their_turn_while_calls_keep_coming() -> None:
+    """Of one that can always be read, so that each turn has a call and nothing of it asks for the loop."""
+
+    async def main() -> None:
+        loop, busy, other = asyncio.get_running_loop(), socket.socketpair(), socket.socketpair()
+        calls = [0]
+
+        def call() -> None:
+            calls[0] += 1
+
+        busy[1].send(b"x")
+        loops.watches(loop).add_reader(busy[0].fileno(), call)
+        try:
+            async with asyncio.timeout(60):
+                await asyncio.sleep(0.01)
+                assert await asyncio.to_thread(lambda: 5) == 5
+                other[1].send(b"y")
+                other[0].setblocking(False)
+                assert await loop.sock_recv(other[0], 1) == b"y"
+                process = await asyncio.create_subprocess_exec("true")
+                assert await process.wait() == 0
+            assert calls[0]
+        finally:
+            loops.watches(loop).remove_reader(busy[0].fileno())
+            for sock in (*busy, *other):
+                sock.close()
+
+    asyncio.run(main(), loop_factory=loops.new_loop)

@@ -200,6 +200,7 @@ class Beaten(Answering):
             return None
         pool.busy(link)
         self._link, link.lane = link, self
+        link.pause(False)  # the client that had it may have been behind with its answers
         state.know(target, frozenset())
         state.pins[target.key] = link.pin
         return link
@@ -225,13 +226,15 @@ class Beaten(Answering):
 
     def _landed(self, error: Exception | None) -> None:
         """A sync has ended that began behind the intent."""
+        turn, self._noted = self._noted, None
         try:
-            self._on_disk(error)
+            self._on_disk(turn, error)
         except Exception as why:  # noqa: BLE001 - the outermost frame: others wait for the same sync
             self._client.failed(why)
+            if turn is not None:
+                self._client.judged(turn, None)
 
-    def _on_disk(self, error: Exception | None) -> None:
-        turn, self._noted = self._noted, None
+    def _on_disk(self, turn: Turn | None, error: Exception | None) -> None:
         notes = self._notes
         if turn is None or notes is None or turn.track is None:
             raise RuntimeError("nobody waits")
@@ -285,6 +288,8 @@ class Beaten(Answering):
         if turn is None or track is None or notes is None or turn.link is not link or link is not self._link:
             return False
         exchange = turn.exchange
+        if track.link is not link:  # it was sent another way after all, maybe to another address
+            return False
         if turn.held or turn.interim or turn.answer is not None or exchange.failure is not None or exchange.finished:
             return False
         policy = self._state.run.policy
