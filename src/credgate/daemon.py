@@ -79,6 +79,7 @@ class Daemon:
         self.places, self.parts, self.idle = places, parts, idle
         self.sessions: dict[str, Session] = {}
         self.stopping = asyncio.Event()
+        self._shut = asyncio.Event()  # nobody finds this daemon any more
         self.pool: Pool  # once it serves
         self._reloading = asyncio.Lock()
         self._unasked: set[asyncio.Task[None]] = set()  # who serve a connection that has asked nothing yet
@@ -108,12 +109,17 @@ class Daemon:
             await self.parts.spares.stop()
 
     async def _close_door(self, listener: socket.socket, accepting: asyncio.Task[None]) -> None:
-        """Take no more questions. Whoever asks from here on, or lies unread, hears of a reset: see thinclient.asked."""
-        for task in (accepting, *self._unasked):
-            task.cancel()
+        """Take no more questions. Whoever asks from here on, or lies unread, hears of a reset: see thinclient.asked.
+
+        The place goes first: who heard of it asks the next daemon, and would ask this one a second time.
+        """
+        accepting.cancel()
         await asyncio.wait([accepting])  # it lets go of the listener
-        listener.close()
         self.places.control.unlink(missing_ok=True)
+        listener.close()
+        self._shut.set()
+        for task in self._unasked:
+            task.cancel()
 
     def _helper_died(self, name: str) -> None:
         log.error("%s has died", name)
@@ -167,6 +173,7 @@ class Daemon:
         """What a client asks; unread, and None, once this daemon ends."""
         task = asyncio.current_task()
         if task is None or self.stopping.is_set():
+            await self._shut.wait()
             return None
         self._unasked.add(task)
         try:
