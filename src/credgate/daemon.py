@@ -109,10 +109,7 @@ class Daemon:
             await self.parts.spares.stop()
 
     async def _close_door(self, listener: socket.socket, accepting: asyncio.Task[None]) -> None:
-        """Take no more questions. Whoever asks from here on, or lies unread, hears of a reset: see thinclient.asked.
-
-        The place goes first: who heard of it asks the next daemon, and would ask this one a second time.
-        """
+        """Take no more questions. Who asks by now hears of a reset (thinclient.asked), and finds this one no more."""
         accepting.cancel()
         await asyncio.wait([accepting])  # it lets go of the listener
         self.places.control.unlink(missing_ok=True)
@@ -382,7 +379,7 @@ async def _warm(stand: StandProcess) -> None:
 
 def main(arguments: list[str]) -> int:
     """Entry of the daemon process; errors of the start go to the one who started it, and to the log."""
-    ready, idle, workers = int(arguments[0]), float(arguments[1]), "".join(arguments[2:3])
+    ready, idle, workers, status = int(arguments[0]), float(arguments[1]), "".join(arguments[2:3]), 0
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         harden()
@@ -395,10 +392,8 @@ def main(arguments: list[str]) -> int:
         body = {"code": error.code, "detail": error.detail, "hint": error.hint}
         with contextlib.suppress(OSError):  # said ready already: the log has it
             say(ready, {"ok": False, **body})
-        return_code = EXIT_CANNOT
-    else:
-        return_code = 0
-    return return_code
+        status = EXIT_CANNOT
+    return status
 
 
 if __name__ == "__main__":
