@@ -40,6 +40,13 @@ def ours(daemon: int, depth: int = 3) -> list[int]:
     return [daemon, *(below for child in children(daemon) if depth for below in ours(child, depth - 1))]
 
 
+def runs(pid: int, module: str) -> bool:
+    """Whether a process is Python's with that module."""
+    with contextlib.suppress(OSError):
+        return module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return False
+
+
 def pin(pids: Iterable[int], core: int) -> None:
     """Every thread of each process to one core; those they start later are there too."""
     for pid in pids:

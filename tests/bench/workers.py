@@ -1,17 +1,21 @@
 """Requests that the whole gateway forwards for a second of CPU, in one process and in two: ledger writer and all."""
 
 from tests.bench.figures import Absent, Row
-from tests.bench.world import TWO, contestants
+from tests.bench.world import APART, TWO, contestants
 
 ROUNDS, LINKS = 5, 16
-NUMBER = {"credgate": 600, TWO: 600, "envoy": 2400}
-NAMES = {"credgate": "requests per CPU-second, 1 worker", TWO: "requests per CPU-second, 2 workers"}
+NUMBER = {"credgate": 600, TWO: 600, APART: 600, "envoy": 2400}
+NAMES = {
+    "credgate": "requests per CPU-second, 1 worker",
+    APART: "requests per CPU-second, 2 workers",
+    TWO: "the same, both on one core",
+}
 
 
 def measure() -> list[Row | Absent]:
     """At sixteen connections, which two processes share by eight."""
     found: dict[str, list[float]] = {}
-    with contestants(TWO, "envoy") as racing:
+    with contestants(TWO, APART, "envoy") as racing:
         for name, each in racing.items():
             each.ask(f"requests {LINKS} {NUMBER[name]}")
         for _ in range(ROUNDS):

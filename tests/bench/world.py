@@ -24,7 +24,7 @@ HOST, VALUE = "api.bench.test", "sk-bench-0123456789abcdefghijklmnopqrstuv"
 CREDENTIAL = f"Bearer {VALUE}"
 CORES = sorted(os.sched_getaffinity(0))
 PROXY_CORE, CLIENT_CORE = CORES[0], CORES[-1]
-TWO = "credgate, two workers"
+TWO, APART = "credgate, two workers on one core", "credgate, two workers"
 TRIES = 5  # of a measurement during which a process ends
 POLICY = """version = 1
 [secret.api]
@@ -152,8 +152,13 @@ def prepared(place: Site, port: int, ca: Path, address: str = "127.0.0.1") -> li
 
 
 @contextmanager
-def credgate(port: int, ca: Path, address: str = "127.0.0.1", workers: int = 1) -> Iterator[Contestant]:
-    """As installed: a jail, policy, ledger and scrub on. Daemon, resolver, and what waits beside the jail count."""
+def credgate(
+    port: int, ca: Path, address: str = "127.0.0.1", workers: int = 1, *, apart: bool = False
+) -> Iterator[Contestant]:
+    """As installed: a jail, policy, ledger and scrub on. Daemon, resolver, and what waits beside the jail count.
+
+    `apart`: the processes that the daemon has beside its own have the other core.
+    """
     with site() as place:
         argv = prepared(place, port, ca, address)
         pid = daemon(place, workers)
@@ -162,6 +167,8 @@ def credgate(port: int, ca: Path, address: str = "127.0.0.1", workers: int = 1) 
             made.ask("requests 1 1")
             gateway = kernel.ours(pid)
             kernel.pin(gateway, PROXY_CORE)
+            if apart:
+                kernel.pin([one for one in gateway if kernel.runs(one, "credgate.workers.main")], CLIENT_CORE)
             made.pids = [*gateway, asking.pid]  # and the launcher
             yield made
 
@@ -200,8 +207,8 @@ def contestants(*names: str) -> Iterator[dict[str, Contestant]]:
         )
         made = {"credgate": stack.enter_context(credgate(port, authority.ca))}
         for name in names:
-            if name == TWO:
-                made[name] = stack.enter_context(credgate(port, authority.ca, workers=2))
+            if name in (TWO, APART):
+                made[name] = stack.enter_context(credgate(port, authority.ca, workers=2, apart=name == APART))
             elif name not in here or here[name]() is not None:
                 made[name] = _peer(name, upstream, stack)
         yield made
