@@ -10,6 +10,7 @@ A call is a run as `credgate run --warm` makes it: the same daemon, policy, proo
 is there already, and gets a command. Calls may come from several threads at a time.
 """
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -143,6 +144,7 @@ class _Call:
 
     def __init__(self, launcher: Launcher, argv: list[str], standard: tuple[int, int, int]) -> None:
         self._launcher, self._argv, self._standard = launcher, argv, standard
+        self._runs = False  # else what comes next is for the daemon to say
         self._lent, self._control = thinclient.asked(os.environ, self._asked)
 
     def _asked(self, control: "thinpass.Socket") -> "tuple[Lent, thinpass.Socket]":
@@ -161,17 +163,20 @@ class _Call:
 
     def end(self, timeout: float | None) -> "thinpass.Json":
         """Wait for the end. Raises CredgateError for a refusal."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         try:
             while True:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not readable(self._control, left):
+                left = deadline - time.monotonic()
+                wait = left if self._runs else min(left, thinclient.PATIENCE)
+                if readable(self._control, None if wait == math.inf else wait):
+                    told = self._told()
+                    if told is not None:
+                        return told
+                elif wait < left:
+                    thinclient.check_not_stopped(self._control)
+                else:
                     self._lent.peer.close()  # pid 1 ends everything when this goes
-                    deadline = None
-                    continue
-                told = self._told()
-                if told is not None:
-                    return told
+                    self._runs, deadline = False, math.inf
         finally:
             self._lent.peer.close()
             self._lent.wait()
@@ -184,4 +189,5 @@ class _Call:
         message.close()
         if message.body.get("ev") == "refused":
             raise thinclient.refusal(message.body)
+        self._runs |= message.body.get("ev") == "ready"
         return message.body if message.body.get("ev") == "ended" else None

@@ -12,13 +12,12 @@ from pathlib import Path
 from credgate.errors import CredgateError
 from credgate.paths import Places, open_private, private_dir
 from credgate.scope import in_scope
-from credgate.thinclient import HINT, refusal
+from credgate.thinclient import HINT, expect, refusal
 from jail import fdpass
 from jail.ready import readable
 
 START = 30.0  # seconds that a daemon may take to say ready
 ENDING = 30.0  # seconds that an ending daemon may take: its runs have 3 until KILL, and 10 for the kernel to show it
-PATIENCE = 10.0  # seconds without an answer after which the daemon is looked at
 IDLE = 600.0  # seconds without a run after which it leaves
 # What a desktop keyring is reached by, and where our own files are; nothing else of the caller's reaches the daemon.
 KEPT = ("HOME", "USER", "LOGNAME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR")
@@ -146,27 +145,11 @@ def receive(sock: socket.socket) -> fdpass.Received | None:
         return None
 
 
-def _await(sock: socket.socket) -> None:
-    """Wait until there is an answer. An answer may take long, but not of a daemon that is stopped: that is said."""
-    while not readable(sock, PATIENCE):
-        pid, _, _ = fdpass.peer_credentials(sock)
-        if _is_stopped(pid):
-            raise CredgateError("daemon_stopped", f"the daemon, pid {pid}, is stopped", f"kill -CONT {pid}", CANNOT)
-
-
-def _is_stopped(pid: int) -> bool:
-    """By proc_pid_stat(5): the state stands behind the name, which may hold anything."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0] in ("T", "t")
-    except OSError:
-        return False
-
-
 def exchange(sock: socket.socket, body: fdpass.Json, fds: Sequence[int] = ()) -> fdpass.Received:
     """One question, one answer, whose descriptors are the caller's. Raises CredgateError with the daemon's refusal."""
     try:
         fdpass.send(sock, body, fds)
-        _await(sock)
+        expect(sock)
         answer = receive(sock)
     except BrokenPipeError:
         answer = None

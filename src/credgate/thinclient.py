@@ -9,12 +9,14 @@ import stat
 
 from credgate.errors import CredgateError
 from jail import thinpass
+from jail.ready import readable
 
 TYPE_CHECKING = False  # typing itself costs milliseconds at start
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 CANNOT = 125
+PATIENCE = 10.0  # seconds without a word after which the daemon is looked at
 MAX_SOCKET_PATH = 107  # as credgate.paths
 HINT = "`credgate doctor` says what this host can do; the daemon's log may say more"  # for an error that brings none
 
@@ -65,7 +67,7 @@ def _running(env: "Mapping[str, str]") -> _socket.socket | None:
     except OSError:
         sock.close()
         return None
-    if thinpass.peer_uid(sock) == os.geteuid():
+    if thinpass.peer(sock)[1] == os.geteuid():
         return sock
     sock.close()
     return None
@@ -110,6 +112,36 @@ def receive(sock: _socket.socket) -> thinpass.Message | None:
         return None
 
 
+def expect(sock: _socket.socket) -> None:
+    """Wait until there is a word of the daemon's, or its end. It may take long, but not of a daemon that is stopped.
+
+    Raises CredgateError with that.
+    """
+    while not readable(sock, PATIENCE):
+        check_not_stopped(sock)
+
+
+def check_not_stopped(sock: _socket.socket) -> None:
+    """Raises CredgateError where whoever made the other end of the connection is stopped, and so says nothing."""
+    pid, _ = thinpass.peer(sock)
+    if _is_stopped(pid):
+        raise CredgateError("daemon_stopped", f"the daemon, pid {pid}, is stopped", f"kill -CONT {pid}", CANNOT)
+
+
+def _is_stopped(pid: int) -> bool:
+    """By proc_pid_stat(5): the state stands behind the name, which may hold anything."""
+    try:
+        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.read(file, 256).rpartition(b")")[2][:2] in (b" T", b" t")
+    except OSError:  # ESRCH: it has ended
+        return False
+    finally:
+        os.close(file)
+
+
 def answer(sock: _socket.socket, *, sent: bool = True) -> thinpass.Message:
     """The answer to what was asked, whose descriptors are the caller's. Raises CredgateError with the refusal.
 
@@ -117,6 +149,7 @@ def answer(sock: _socket.socket, *, sent: bool = True) -> thinpass.Message:
     closed with something unread (unix(7)), and one that was never accepted; else its end is an end.
     """
     taken = sent
+    expect(sock)
     try:
         message = thinpass.recv(sock)
     except ConnectionResetError:

@@ -57,8 +57,8 @@ class Relay:
 
     ttys: which of 0, 1, 2 are the user's terminal (not empty). master: the jail's; the caller keeps no slave open.
     events: a descriptor that is readable when `receive` has something; that returns STOPPED, CONTINUED, EXITED (also
-    at its end of file), or "" for anything else. resume: tells pid 1 to continue the workload. forward: tells pid 1 to
-    signal the workload.
+    at its end of file), or "" for anything else. patience: how many seconds a wait may last (None: any), asked before
+    each; what it raises ends the relay. resume: tells pid 1 to continue the workload. forward: to signal it.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Relay:
         master: int,
         events: int,
         receive: "Callable[[], str]",
+        patience: "Callable[[], float | None]",
         resume: "Callable[[], None]",
         forward: "Callable[[int], None]",
         filtered: bool = True,
@@ -76,7 +77,7 @@ class Relay:
         self._reads = 0 in ttys
         self._tty, self._chunk = _own_descriptor(ttys)
         self._master, self._events = master, events
-        self._receive, self._resume, self._forward = receive, resume, forward
+        self._receive, self._patience, self._resume, self._forward = receive, patience, resume, forward
         self._answers = AnswerFilter() if filtered else None
         self._held_since = 0.0
         self._output = OutputFilter().feed if filtered else bytes
@@ -218,7 +219,9 @@ class Relay:
                 return []
             self._register(poll, self._tty, self._alive, reads, writes)
         waiting = self._answers is not None and self._answers.waiting
-        ready = poll.poll(HOLD * 1000 if waiting else TICK * 1000 if tick else None)
+        patience = self._patience()
+        seconds = HOLD if waiting else TICK if tick else patience
+        ready = poll.poll(None if seconds is None else seconds * 1000)
         self._open = self._open or not ready
         return ready
 

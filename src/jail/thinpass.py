@@ -117,7 +117,7 @@ def recv(sock: _socket.socket) -> Message | None:
     return message
 
 
-def peer_uid(sock: _socket.socket) -> int:
-    """Uid of whoever made the other end (SO_PEERCRED)."""
-    uid: int = _UCRED.unpack(sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _UCRED.size))[1]
-    return uid
+def peer(sock: _socket.socket) -> tuple[int, int]:
+    """Pid and uid of whoever made the other end (SO_PEERCRED)."""
+    pid, uid, _ = _UCRED.unpack(sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _UCRED.size))
+    return pid, uid

@@ -26,13 +26,13 @@ type Process = subprocess.Popen[bytes]
 class Rig:
     """A home whose daemon listens, and a front that looks there."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *flags: str) -> None:
         self.home = home
         self.binary = home / "credgate"
         python = home / "python"
         python.write_text(f"#!/bin/sh\nprintf '%s\\0' \"$@\"\nexit {PYTHON}\n")
         python.chmod(0o755)
-        failed = buildfront.compile_to(self.binary, SANITIZED, interpreter=python)
+        failed = buildfront.compile_to(self.binary, (*SANITIZED, *flags), interpreter=python)
         assert not failed, failed
         self.directory = home / ".local/state/credgate/run"
         self.directory.mkdir(parents=True)
@@ -94,11 +94,11 @@ class Asked:
 
 
 @contextmanager
-def rig() -> Iterator[Rig]:
+def rig(*flags: str) -> Iterator[Rig]:
     home = Path(tempfile.mkdtemp(prefix="credgate-front-"))
     home.chmod(0o755)
     try:
-        made = Rig(home)
+        made = Rig(home, *flags)
         yield made
         made.listener.close()
     finally:

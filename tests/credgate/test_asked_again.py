@@ -170,8 +170,8 @@ def test_a_front_leaves_it_to_python_from_the_beginning(accepted: bool) -> None:
 
 
 def _until_asked(rig: front_rig.Rig, process: front_rig.Process) -> None:
-    """It sleeps in recv(2) once it has asked."""
+    """It sleeps in poll(2) once it has asked."""
     call = Path(f"/proc/{process.pid}/syscall")
-    while not call.read_text().startswith("45 "):  # recvfrom
+    while not call.read_text().startswith("7 "):  # poll
         assert process.poll() is None
     assert rig.listener.fileno() >= 0

@@ -128,7 +128,7 @@ def test_a_daemon_that_is_stopped_is_named_and_not_waited_for(
     stops: bool, places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that only takes its time is: the answer comes after many looks at it."""
-    monkeypatch.setattr(controlclient, "PATIENCE", 0.02)
+    monkeypatch.setattr(thinclient, "PATIENCE", 0.02)
     command = [sys.executable, "-c", SERVER, str(places.control), "stops" if stops else ""]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         try:
@@ -151,5 +151,5 @@ def test_a_daemon_that_is_stopped_is_named_and_not_waited_for(
 
 
 def test_the_state_of_a_process_is_read_behind_its_name() -> None:
-    assert not controlclient._is_stopped(os.getpid())
-    assert not controlclient._is_stopped(0)
+    assert not thinclient._is_stopped(os.getpid())
+    assert not thinclient._is_stopped(0)

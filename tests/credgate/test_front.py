@@ -348,7 +348,7 @@ def launched(events: list[dict[str, object]], capfd: pytest.CaptureFixture[str],
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for event in events:
         theirs.send(json.dumps(event).encode())
-        launch._from_daemon(ours)
+        launch.from_daemon(ours)
     status = ended(launch)
     ours.close()
     theirs.close()

@@ -23,7 +23,8 @@ from tests.conftest import CHECKOUT
 # Of ours, and of the library beyond what the bare interpreter has. Each costs a third of a millisecond and more.
 OURS = {
     "credgate", "credgate.cli", "credgate.commands", "credgate.commands.run", "credgate.errors", "credgate.hostlimits",
-    "credgate.stdio", "credgate.text", "credgate.thinclient", "jail", "jail.errors", "jail.lent", "jail.thinpass",
+    "credgate.stdio", "credgate.text", "credgate.thinclient", "jail", "jail.errors", "jail.lent", "jail.ready",
+    "jail.thinpass",
 }  # fmt: skip
 LIBRARY = {"_json", "_socket", "_struct", "errno", "importlib", "resource", "select", "struct"}
 LISTED = """
@@ -147,7 +148,7 @@ def test_a_directory_that_others_can_enter_is_left_to_the_long_way(served: Path,
 
 
 def test_a_daemon_of_another_user_is_left_to_the_long_way(served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jail.thinpass.peer_uid", lambda _sock: os.geteuid() + 1)
+    monkeypatch.setattr("jail.thinpass.peer", lambda _sock: (os.getpid(), os.geteuid() + 1))
     assert thinclient._running(env_of(served)) is None
 
 

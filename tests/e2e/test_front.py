@@ -110,6 +110,33 @@ def test_a_question_that_an_ending_daemon_leaves_unread_starts_the_next_one(
     assert len(site.ledger(ev="run.start")) == begun + 1
 
 
+HASTY = """
+import sys
+from credgate import cli, thinclient
+thinclient.PATIENCE = 0.2
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("way", ["python", "front"])
+def test_a_run_that_gave_up_a_stopped_daemon_never_begins(site: Site, way: str) -> None:
+    daemon, front = daemon_pid(site), site.home / "hasty"
+    assert not buildfront.compile_to(front, ["-DPATIENCE=200"])
+    hasty = (BIN / "python", "-I", "-c", HASTY) if way == "python" else (front,)
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        process = launched(site, hasty, "echo", "ran", flags=("-q",))
+        assert process.wait(90) == 125
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    out, err = process.communicate(timeout=90)  # until nobody has what was lent
+    assert (out, err.decode()) == (
+        b"", f"error: the daemon, pid {daemon}, is stopped\nhint: kill -CONT {daemon}\n"
+    )  # fmt: skip
+    assert launched(site, hasty, "echo", "ran").communicate(timeout=90)[0] == b"ran\n"
+    assert daemon_pid(site) == daemon
+
+
 def connections(path: Path) -> int:
     """Of a listening socket that doesn't accept: proc_net_unix has a line for itself and for each of them."""
     return sum(line.endswith(f" {path}") for line in Path("/proc/net/unix").read_text().splitlines()) - 1

@@ -71,6 +71,7 @@ def main(argv: list[str]) -> int:
         master=master,
         events=events,
         receive=lambda: WORDS[os.read(events, 1)],
+        patience=lambda: None,
         resume=lambda: os.write(order, bytes([signal.SIGCONT])),
         forward=lambda number: os.write(order, bytes([number])),
     ).run()

@@ -377,7 +377,13 @@ def test_terminal_of_another_user(shell: Shell) -> None:
 class Bench:
     """A relay between two pseudo terminals within this process, which is the leader of a session of its own."""
 
-    def __init__(self, receive: Callable[[], str] | None = None, *, controlling: bool = True) -> None:
+    def __init__(
+        self,
+        receive: Callable[[], str] | None = None,
+        patience: Callable[[], float | None] = lambda: None,
+        *,
+        controlling: bool = True,
+    ) -> None:
         self.user, terminal = pty.openpty()
         if controlling:
             fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
@@ -390,6 +396,7 @@ class Bench:
             master=master,
             events=events,
             receive=receive or (lambda: EXITED if not os.read(events, 1) else ""),
+            patience=patience,
             resume=lambda: None,
             forward=lambda number: None,
         )
@@ -409,6 +416,20 @@ def test_modes_are_restored_when_the_launcher_fails() -> None:
         return [termios.tcgetattr(0) == before, signal.getsignal(signal.SIGTTOU) == handler]
 
     assert attempt(action).value == [True, True]
+
+
+def test_a_launcher_that_has_waited_for_long_is_asked_and_may_end_it() -> None:
+    """Nothing comes: no event, no key, and no word of the jail."""
+
+    def action() -> list[bool]:
+        looks = [0.01, 0.01]
+        bench = Bench(patience=looks.pop)  # a third one raises
+        before = termios.tcgetattr(0)
+        with pytest.raises(IndexError):
+            bench.relay.run()
+        return [termios.tcgetattr(0) == before]
+
+    assert attempt(action).value == [True]
 
 
 @pytest.mark.parametrize("controlling", [True, False])

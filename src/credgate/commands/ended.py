@@ -7,10 +7,30 @@ from credgate import said, thinclient
 from credgate.commands.run import CANNOT
 from credgate.errors import CredgateError, print_error
 from credgate.stdio import say
+from jail.ready import readable
 
 TYPE_CHECKING = False  # typing itself costs milliseconds at start
 if TYPE_CHECKING:
     from credgate.commands.run import Launch
+
+LAST_WORD = 60.0  # seconds for the daemon to close what belonged to the run
+
+
+def hear_the_end(launch: "Launch") -> None:
+    """The daemon confirms the death on its own and closes what belonged to the run; wait for its last word.
+
+    Raises CredgateError where there is none, sooner of a daemon that is stopped.
+    """
+    silent = 0.0
+    while launch.control is not None and not launch.ended:
+        if readable(launch.control, thinclient.PATIENCE):
+            silent = 0.0
+            launch.from_daemon(launch.control)
+            continue
+        thinclient.check_not_stopped(launch.control)
+        silent += thinclient.PATIENCE
+        if silent >= LAST_WORD:
+            raise CredgateError("daemon_silent", f"no end from the daemon in {LAST_WORD:.0f} s", "see its log", CANNOT)
 
 
 def ended(launch: "Launch") -> int:

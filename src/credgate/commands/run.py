@@ -3,6 +3,7 @@
 import os
 import select
 import sys
+import time
 
 from credgate import thinclient
 from credgate.errors import CredgateError, print_error
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from jail.lent import Standing
 
 CANNOT = 125
-LAST_WORD = 60.0  # seconds for the daemon to close what belonged to the run
 FORWARDED = ("SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # to the command, without a terminal
 
 
@@ -126,6 +126,7 @@ class Launch:
         self.id = ""  # of the run, once the daemon has made one
         self.master = -1  # of the jail's terminal
         self.ready = False
+        self.look_at = time.monotonic() + thinclient.PATIENCE  # at a daemon that has not said "ready"
         self.refused: CredgateError | None = None
         self.refusals: thinpass.Json = {}  # what was refused, as `lines` for people and `entries` for the exit line
         self.ended: thinpass.Json = {}
@@ -147,11 +148,11 @@ class Launch:
             started.peer.close()  # pid 1 ends everything when this goes, whatever became of us
             started.wait()
         self.progress.done()
-        self._hear_the_end()
+        from credgate.commands.ended import ended, hear_the_end  # noqa: PLC0415
+
+        hear_the_end(self)
         for pid in self.children:  # their jails are dead: ours is, and the daemon ended them first
             os.waitpid(pid, 0)
-        from credgate.commands.ended import ended  # noqa: PLC0415
-
         return ended(self)
 
     def begin(self) -> "launcher.Started | Standing":
@@ -227,7 +228,7 @@ class Launch:
 
     def _until_exit(self) -> None:
         while self.ttys and self.master < 0 and not self._over():
-            self.events.poll()
+            self.events.poll(self._patience())
             self.receive()
         if self.master >= 0 and not self._over():
             from jail.relay import Relay  # noqa: PLC0415
@@ -237,6 +238,7 @@ class Launch:
                 master=self.master,
                 events=self.events.fileno(),
                 receive=self.receive,
+                patience=self._patience,
                 resume=lambda: self._order({"op": "continue"}),
                 forward=lambda number: self._order({"op": "signal", "number": number}),
             ).run()
@@ -253,13 +255,23 @@ class Launch:
         self.catches()
         self.events.register(wake, select.EPOLLIN)
         while not self._over():
-            ready = [descriptor for descriptor, _ in self.events.poll()]
+            ready = [descriptor for descriptor, _ in self.events.poll(self._patience())]
             if wake in ready:
                 for number in os.read(wake, 64):
                     self._order({"op": "signal", "number": number})
             if set(ready) - {wake}:
                 self.receive()
         self.events.unregister(wake)
+
+    def _patience(self) -> float | None:
+        """Seconds to wait for what comes next. Raises CredgateError where a daemon is stopped for which pid 1 waits."""
+        if self.ready or self.control is None:
+            return None
+        now = time.monotonic()
+        if now >= self.look_at:
+            thinclient.check_not_stopped(self.control)
+            self.look_at = now + thinclient.PATIENCE
+        return thinclient.PATIENCE
 
     def catches(self) -> None:
         """For a subclass: signals are caught from here on."""
@@ -273,7 +285,7 @@ class Launch:
             if self.peer is not None and descriptor == self.peer.fileno():
                 return self._from_pid1(self.peer)
             if self.control is not None and descriptor == self.control.fileno():
-                self._from_daemon(self.control)
+                self.from_daemon(self.control)
                 return EXITED if self._over() else ""
         return ""
 
@@ -295,7 +307,8 @@ class Launch:
                 return EXITED
         return ""
 
-    def _from_daemon(self, control: "_socket.socket") -> None:
+    def from_daemon(self, control: "_socket.socket") -> None:
+        """Take one message of the daemon's, or its end."""
         message = thinclient.receive(control)
         if message is None:
             self.events.unregister(control.fileno())
@@ -351,17 +364,6 @@ class Launch:
                 thinpass.send(self.peer, body)
             except OSError:
                 return  # pid 1 is gone: the next poll says so
-
-    def _hear_the_end(self) -> None:
-        """The daemon confirms the death on its own and closes what belonged to the run; wait for its last word."""
-        from jail.ready import readable  # noqa: PLC0415
-
-        while self.control is not None and not self.ended:
-            if not readable(self.control, LAST_WORD):
-                raise CredgateError(
-                    "daemon_silent", f"no end from the daemon in {LAST_WORD:.0f} s", "see its log", CANNOT
-                )
-            self._from_daemon(self.control)
 
     def write_status(self, body: "thinpass.Json") -> None:
         """A line for who started it by a program, on --status-fd."""

@@ -95,7 +95,7 @@ bool standard_is_plain(void)
 	return true;
 }
 
-int connected(void)
+int connected(int *pid)
 {
 	const char *home = getenv("HOME"), *state = getenv("XDG_STATE_HOME");
 	struct sockaddr_un at = {.sun_family = AF_UNIX};
@@ -119,8 +119,10 @@ int connected(void)
 	if (control < 0)
 		return -1;
 	if (connect(control, (struct sockaddr *)&at, sizeof at) == 0 &&
-	    getsockopt(control, SOL_SOCKET, SO_PEERCRED, &who, &size) == 0 && who.uid == geteuid())
+	    getsockopt(control, SOL_SOCKET, SO_PEERCRED, &who, &size) == 0 && who.uid == geteuid()) {
+		*pid = who.pid;
 		return control;
+	}
 	close(control);
 	return -1;
 }

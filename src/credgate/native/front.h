@@ -16,7 +16,8 @@ struct asked {
 
 struct run {
 	int control, peer, life;	/* the daemon, pid 1, the waiter: -1 where there is none */
-	bool planned, ready;
+	int daemon;	/* its pid */
+	bool planned, ready, stopped;	/* the jail is made; proven; the daemon is stopped */
 	int refused, ended;	/* statuses; -1 until then */
 };
 
@@ -26,8 +27,9 @@ bool read_line(int argc, char **argv, struct asked *asked);
 /* Whether 0, 1, 2 carry bytes alone, none is closed, and none a terminal. As stdio.py. */
 bool standard_is_plain(void);
 
-/* A connection to a daemon that is up, of our own user, in a directory as it has to be; else -1. As thinclient.py. */
-int connected(void);
+/* A connection to a daemon that is up, of our own user, in a directory as it has to be; else -1. As thinclient.py.
+ * *pid: the daemon's. */
+int connected(int *pid);
 
 /* Ask for a run, and lend what its jail gets, in the order of `Borrowed` of standin.py. False: nothing was asked. */
 bool ask(struct run *run, const struct asked *asked);

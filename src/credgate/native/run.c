@@ -20,7 +20,10 @@
 #include <unistd.h>
 
 #define CANNOT 125
-#define LAST_WORD (60 * 1000)	/* ms for the daemon to close what belonged to the run, as in run.py */
+#define LAST_WORD (60 * 1000)	/* ms for the daemon to close what belonged to the run, as in ended.py */
+#ifndef PATIENCE
+#define PATIENCE (10 * 1000)	/* ms without a word after which the daemon is looked at, as in thinclient.py */
+#endif
 #define IN_A_JAIL "/etc/ssl/certs/credgate-ca.pem"	/* as in cli.py */
 #define BYTES (200 << 10)	/* of one message: see MOST of credgate/front.py */
 
@@ -177,6 +180,48 @@ static void hear(struct run *run)
 	obey(run, text, (size_t)size);
 }
 
+/* By proc_pid_stat(5): the state stands behind the name, which may hold anything. */
+static bool is_stopped(int pid)
+{
+	char path[32], facts[256];
+	const char *state;
+	ssize_t size;
+	int file;
+
+	snprintf(path, sizeof path, "/proc/%d/stat", pid);
+	file = open(path, O_RDONLY | O_CLOEXEC);
+	if (file < 0)
+		return false;
+	size = read(file, facts, sizeof facts);
+	close(file);
+	state = size > 0 ? memrchr(facts, ')', (size_t)size) : NULL;
+	return state != NULL && facts + size - state > 2 && (state[2] == 'T' || state[2] == 't');
+}
+
+/* The daemon has said nothing for a while. That may be, but not of one that is stopped: the run is refused. */
+static void look(struct run *run)
+{
+	if (!is_stopped(run->daemon))
+		return;
+	dprintf(2, "error: the daemon, pid %d, is stopped\nhint: kill -CONT %d\n", run->daemon, run->daemon);
+	run->refused = CANNOT;
+	run->stopped = true;
+}
+
+/* Until there is a jail, or the run was refused. */
+static void until_planned(struct run *run)
+{
+	struct pollfd source = {.fd = run->control, .events = POLLIN};
+
+	while (!run->planned && run->refused < 0) {
+		int ready = poll(&source, 1, PATIENCE);
+		if (ready > 0)
+			hear(run);
+		else if (ready == 0)
+			look(run);
+	}
+}
+
 static void caught(int number)
 {
 	int before = errno;
@@ -226,7 +271,10 @@ static void until_gone(struct run *run)
 	ssize_t size;
 
 	while (run->refused < 0) {
-		if (poll(sources, 3, -1) < 0)
+		int ready = poll(sources, 3, run->ready ? -1 : PATIENCE);
+		if (ready == 0)
+			look(run);
+		if (ready <= 0)
 			continue;
 		if (sources[2].revents)
 			forward(run);
@@ -248,15 +296,21 @@ static void until_ended(struct run *run)
 	struct pollfd source = {.fd = run->control, .events = POLLIN};
 	char unread[256];
 	ssize_t size;
+	int silent = 0;
 
 	shutdown(run->peer, SHUT_RDWR);	/* pid 1 ends everything when this goes, whatever became of us */
 	do
 		size = recv(run->life, unread, sizeof unread, 0);
 	while (size > 0 || (size < 0 && errno == EINTR));
-	while (run->ended < 0) {
-		int ready = poll(&source, 1, LAST_WORD);
+	while (run->ended < 0 && !run->stopped) {
+		int ready = poll(&source, 1, PATIENCE);
 		if (ready < 0)
 			continue;
+		silent = ready ? 0 : silent + PATIENCE;
+		if (ready == 0 && silent < LAST_WORD) {
+			look(run);
+			continue;
+		}
 		if (run->refused >= 0 && (ready == 0 || recv(run->control, unread, 1, MSG_PEEK) <= 0))
 			return;
 		if (ready == 0) {
@@ -286,11 +340,10 @@ int main(int argc, char **argv)
 		files.rlim_cur = files.rlim_max;	/* as hostlimits.py: the daemon reads this process's limits */
 		setrlimit(RLIMIT_NOFILE, &files);
 	}
-	run.control = connected();
+	run.control = connected(&run.daemon);
 	if (run.control < 0 || !ask(&run, &asked))
 		python(NULL);
-	while (!run.planned && run.refused < 0)
-		hear(&run);
+	until_planned(&run);
 	if (run.planned) {
 		catch_signals();
 		until_gone(&run);
