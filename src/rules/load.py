@@ -5,8 +5,6 @@ Order: TOML, keys and values table by table, then what the tables say about each
 
 import hashlib
 import posixpath
-import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,16 +20,13 @@ from rules.load_registries import Registries
 from rules.load_roles import ROLE_KEYS, ROLE_LATER, TEST_KEYS, load_roles, load_tests
 from rules.load_sources import SECRET_KEYS, VAULT_KEYS, load_secrets, load_vaults, resolve_vaults
 from rules.policy import CorporateProxy, Policy, Unlisted
-from rules.problems import PolicyError, Problem
+from rules.problems import PolicyError
 from rules.tables import Report, Table
+from rules.tomltext import MAX_BYTES, read_toml
+
+__all__ = ["MAX_BYTES", "VERSION", "load_policy"]
 
 VERSION = 1
-MAX_BYTES = 4 << 20  # more than 10,000 endpoints, each with a rule or two
-# tomllib keeps each prefix of a dotted key until the next table header: 400 KB of "a.a.a" took all memory (measured).
-# The deepest key of a policy has five parts.
-# Possessive (3.11): no run of blanks or letters is walked twice.
-_PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
-_DEEP_KEY = re.compile(rf"(?:^[ \t]*+(?:\[\[?[ \t]*+)?|[{{,]\s*+)(?:{_PART}[ \t]*+\.[ \t]*+){{8}}", re.MULTILINE)
 ROOT_KEYS = (
     "version",
     "default_role",
@@ -77,7 +72,7 @@ def load_policy(
     """
     if not posixpath.isabs(base_dir):
         raise ValueError(f"base_dir must be absolute, got {base_dir!r}")
-    report = Report()
+    report = Report(ends=True)
     root = _root(data, report)
     sections = _sections(root)
     default_role = root.text("default_role")
@@ -104,7 +99,7 @@ def load_policy(
 
 
 def _root(data: bytes, report: Report) -> Table:
-    root = Table(_toml(data), "", report, known=frozenset(ROOT_KEYS), later=frozenset())
+    root = Table(read_toml(data), "", report, known=frozenset(ROOT_KEYS), later=frozenset())
     _version(root)
     return root
 
@@ -137,34 +132,6 @@ def _sections(root: Table) -> _Sections:
         roles=root.named("role", known=ROLE_KEYS, later=ROLE_LATER),
         tests=root.tables("test", known=TEST_KEYS),
     )
-
-
-def _toml(data: bytes) -> dict[str, object]:
-    """Parse TOML. RecursionError: tomllib descends once for each nested array or inline table."""
-    if len(data) > MAX_BYTES:
-        raise _single(f"got {len(data)} bytes, expected at most {MAX_BYTES}")
-    try:
-        text = data.decode("utf-8")
-        deep = _DEEP_KEY.search(text)
-        if deep:
-            raise _single(f"line {text.count(chr(10), 0, deep.start()) + 1}: a key of more than 8 parts")
-        return tomllib.loads(text)
-    except UnicodeDecodeError as fault:
-        raise _single(f"not UTF-8 at byte {fault.start}", "save the file as UTF-8") from fault
-    except tomllib.TOMLDecodeError as fault:
-        raise _single(f"not TOML: {_lower(str(fault))}", "strings need quotes, tables [brackets]") from fault
-    except ValueError as fault:  # int of more digits than Python takes
-        raise _single("not TOML that anyone would write: a number of thousands of digits") from fault
-    except RecursionError as fault:
-        raise _single("not TOML that anyone would write: nested too deep") from fault
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
-
-
-def _single(message: str, hint: str = "") -> PolicyError:
-    return PolicyError((Problem(where="", message=message, hint=hint),))
 
 
 def _version(root: Table) -> None:

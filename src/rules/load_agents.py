@@ -14,6 +14,7 @@ from rules.load_states import STATE_KEYS, load_data, load_patterns
 from rules.placeholders import ShapeError, check_shape
 from rules.problems import RulesError
 from rules.tables import Report, Table, closest, is_name, show
+from rules.treenames import above
 
 __all__ = ["AGENT_KEYS", "AgentError", "load_agents", "read_agent"]
 
@@ -101,17 +102,19 @@ def _env(table: Table) -> Iterator[tuple[str, str]]:
 
 def _seeds(table: Table) -> Iterator[Seed]:
     """Files of the home. None may lie below another: one of the two would be a directory."""
-    paths: list[str] = []
+    paths: set[str] = set()
+    folders: set[str] = set()
     for seed in table.tables("seed", known=("path", "text")):
         path, text = seed.text("path", required=True), seed.multiline("text")
         parts = path.split("/")
         if path and (parts[0] != "~" or len(parts) < 2 or not all(p not in ("", ".", "..") for p in parts[1:])):
             seed.fault("path", f"got {show(path)}, expected a path below the home", 'as in "~/.tool/settings.json"')
-        elif any(path == other or path.startswith(f"{other}/") or other.startswith(f"{path}/") for other in paths):
+        elif path in paths or path in folders or not paths.isdisjoint(above(path)):
             seed.fault("path", f"{show(path)} stands there twice, or below another seed", "take one out")
         if not text or len(text) > _MAX_SEED:
             seed.fault("text", f"got {len(text)} characters, expected 1 to {_MAX_SEED}")
-        paths.append(path)
+        paths.add(path)
+        folders.update(above(path))
         yield Seed(path=path, text=text.lstrip("\n"))
 
 

@@ -13,6 +13,8 @@ from rules.policy import Binding, CorporateProxy, Endpoint, Foreign, Role, TestC
 from rules.sources import SecretRule, SourceKind
 from rules.tables import Report, Table, closest, join, show
 
+_MOST_SECRETS = 32  # of one request: each pair of them is compared
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
@@ -60,8 +62,11 @@ def check_refs(root: Table, default_role: str, draft: Draft) -> None:
         _binding(report, binding, draft)
     for endpoint in draft.endpoints.values():
         _route(report, endpoint, draft)
+    named = _by_table(draft.endpoints)
     for role in draft.roles.values():
         _role(report, role, draft)
+        reached = reached_by(role, draft.bindings, draft.endpoints)
+        _targets(report, role, [each for name in named if name in reached for each in named[name]])
     for i, case in enumerate(draft.tests):
         if case.role:
             _ref(report, f"test[{i}].role", case.role, draft.roles, "role")
@@ -169,50 +174,44 @@ def _role(report: Report, role: Role, draft: Draft) -> None:
     for i, name in enumerate(role.children):
         _ref(report, f"{where}.children[{i}]", name, draft.roles, "role")
     bindings = [draft.bindings[n] for n in role.bindings if n in draft.bindings]
-    for one, other in sorted(_sharing(map(_claims, bindings))):
-        _pair(report, f"{where}.bindings", bindings[one], bindings[other])
+    _places(report, f"{where}.bindings", bindings)
+    _variables(report, f"{where}.bindings", bindings)
     for binding in bindings:
         if binding.placeholder and binding.placeholder.env in role.env:
             message = f"{binding.placeholder.env} is passed from the caller and holds the placeholder of {binding.name}"
             report.add(f"{where}.env", message, "take it out of env")
     _agent(report, where, role, bindings, draft)
-    reached = reached_by(role, draft.bindings, draft.endpoints)
-    _role_route(report, role, [e for n, e in draft.endpoints.items() if n in reached])
-    for first, second in _alike([e for n, e in draft.endpoints.items() if n.partition("~")[0] in reached]):
-        _one_target(report, where, first, second)
 
 
-type _Pairs = set[tuple[int, int]]
+def _by_table(endpoints: Mapping[str, Endpoint]) -> dict[str, list[Endpoint]]:
+    """The endpoints that each table of the file stands for."""
+    found: dict[str, list[Endpoint]] = {}
+    for name, endpoint in endpoints.items():
+        found.setdefault(name.partition("~")[0], []).append(endpoint)
+    return found
 
 
-def _sharing(keys: Iterable[Iterable[Hashable]]) -> _Pairs:
-    """Which of the things with these keys share one, as pairs of their numbers: of 10,000 there are fifty million
-    pairs, so that not all are looked at.
-    """
-    groups: dict[Hashable, list[int]] = {}
-    for number, each in enumerate(keys):
-        for key in each:
-            groups.setdefault(key, []).append(number)
-    return {pair for group in groups.values() for pair in combinations(group, 2)}
-
-
-def _claims(binding: Binding) -> Iterator[Hashable]:
-    """What two bindings may both want: a rule, or a variable."""
-    for rule in binding.rules:
-        yield (binding.endpoint, rule)
-    if binding.placeholder:
-        yield binding.placeholder.env
+def _targets(report: Report, role: Role, reached: Sequence[Endpoint]) -> None:
+    _role_route(report, role, reached)
+    for first, second in _alike(reached):
+        _one_target(report, join("role", role.name), first, second)
 
 
 def _alike(endpoints: Sequence[Endpoint]) -> Iterator[tuple[Endpoint, Endpoint]]:
-    """Those that may be one target, or one port of the gateway's, in their order."""
-    found = _sharing([] if e.listen else [(e.host, e.port)] for e in endpoints)
-    by_entry: dict[int, list[int]] = {}
-    for number, endpoint in enumerate(endpoints):
-        by_entry.setdefault(endpoint.entry, []).append(number)
-    opaque = [(number, e.entry) for number, e in enumerate(endpoints) if e.listen]
-    found |= {(min(n, other), max(n, other)) for n, entry in opaque for other in by_entry[entry] if other != n}
-    return ((endpoints[one], endpoints[other]) for one, other in sorted(found))
+    """Those that may be one target, or one port of the gateway's. Of 10,000 there are fifty million pairs: each is held
+    against the first of its kind, since what is alike to one and the same is alike.
+    """
+    first: dict[Hashable, Endpoint] = {}
+    by_entry: dict[int, list[Endpoint]] = {}
+    for endpoint in endpoints:
+        by_entry.setdefault(endpoint.entry, []).append(endpoint)
+        known = endpoint if endpoint.listen else first.setdefault((endpoint.host, endpoint.port), endpoint)
+        if known is not endpoint:
+            yield known, endpoint
+    for group in by_entry.values():
+        opaque = next((each for each in group if each.listen), None)
+        if opaque is not None:
+            yield from ((opaque, each) for each in group if each is not opaque)
 
 
 def _agent(report: Report, where: str, role: Role, bindings: Iterable[Binding], draft: Draft) -> None:
@@ -261,19 +260,43 @@ def _one_target(report: Report, where: str, one: Endpoint, other: Endpoint) -> N
         )
 
 
-def _pair(report: Report, where: str, one: Binding, other: Binding) -> None:
-    shared = sorted(one.rules & other.rules)
-    if one.endpoint == other.endpoint and shared and overlap(one, other):
-        report.add(
-            where,
-            f"{one.name} and {other.name} write one place ({place_text(one)}) for the rule {', '.join(shared)}",
-            "give them different rules, places or roles",
-        )
-    if (one.secret, one.placeholder) == (other.secret, other.placeholder):
-        return  # one token in the jail for all hosts that take it, and one pair of keys for all services of an account
-    if one.placeholder and other.placeholder and one.placeholder.env == other.placeholder.env:
-        report.add(
-            where,
-            f"{one.name} and {other.name} put their placeholder into one variable ({one.placeholder.env})",
-            "give each an env of its own",
-        )
+def _places(report: Report, where: str, bindings: Iterable[Binding]) -> None:
+    """Refuse two secrets for one place of one request."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    numbered = list(bindings)
+    for number, binding in enumerate(numbered):
+        for rule in binding.rules:
+            groups.setdefault((binding.endpoint, rule), []).append(number)
+    pairs: set[tuple[int, int]] = set()
+    for (endpoint, rule), group in groups.items():
+        if len(group) > _MOST_SECRETS:
+            message = f"got {len(group)} for the rule {show(rule)} of {endpoint}, expected at most {_MOST_SECRETS}"
+            report.add(where, message, "give them different rules or roles")
+        else:
+            pairs.update(combinations(group, 2))
+    for first, second in sorted(pairs):
+        one, other = numbered[first], numbered[second]
+        if overlap(one, other):
+            report.add(
+                where,
+                f"{one.name} and {other.name} write one place ({place_text(one)}) for the rule "
+                f"{', '.join(sorted(one.rules & other.rules))}",
+                "give them different rules, places or roles",
+            )
+
+
+def _variables(report: Report, where: str, bindings: Iterable[Binding]) -> None:
+    """Refuse two decoys for one variable. One token in the jail may be for all hosts that take it, and one pair of keys
+    for all services of an account.
+    """
+    first: dict[str, Binding] = {}
+    for binding in bindings:
+        if binding.placeholder is None:
+            continue
+        one = first.setdefault(binding.placeholder.env, binding)
+        if (one.secret, one.placeholder) != (binding.secret, binding.placeholder):
+            report.add(
+                where,
+                f"{one.name} and {binding.name} put their placeholder into one variable ({binding.placeholder.env})",
+                "give each an env of its own",
+            )

@@ -1,5 +1,6 @@
 """[role.NAME] and [[test]] tables into values."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from rules import load_units
@@ -11,7 +12,7 @@ from rules.parse import METHODS
 from rules.policy import Budget, Limits, OnAlarm, Role, TestCase, Workdir
 from rules.reasons import Reason
 from rules.tables import Table, closest, show
-from rules.treenames import TreePattern, TreePatternError
+from rules.treenames import TreePattern, TreePatternError, above
 
 ROLE_KEYS = (
     *("bindings", "endpoints", "workdir", "tools", "read", "env", "deadline", "limits", "on_alarm"),
@@ -72,11 +73,12 @@ def _agent_state(table: Table, agent: Agent | None) -> AgentState:
 def _state(table: Table) -> tuple[str, ...]:
     """Below the home alone, where the copy goes; none below another."""
     paths = _paths(table, "state")
+    trees = Counter(path.rstrip("/") for path in paths)
     for i, path in enumerate(paths):
         where = f"{table.at('state')}[{i}]"
         if not path.startswith("~/"):
             table.report.add(where, f"got {show(path)}, expected a path below the home", 'as in "~/.config/gh"')
-        elif any(other != path and f"{path}/".startswith(f"{other.rstrip('/')}/") for other in paths):
+        elif trees[path.rstrip("/")] > 1 or not trees.keys().isdisjoint(above(path.rstrip("/"))):
             table.report.add(where, f"{show(path)} lies below another", "take one out")
     return tuple(path.rstrip("/") for path in paths)
 

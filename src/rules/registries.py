@@ -3,14 +3,14 @@
 `host_from = "npm"` stands for what was resolved when the policy was loaded. Asking the client is not done here.
 """
 
-import tomllib
 from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import urlsplit
 
 from rules.hosts import AddressLiteral, HostError, normalize_host
 from rules.paths import Ambiguity, normal_form
-from rules.problems import RulesError
+from rules.problems import PolicyError, RulesError
+from rules.tomltext import read_toml
 
 EXTRA = "extra"
 _MEND = "see the client's own configuration, or write host = ... instead of host_from"
@@ -80,8 +80,8 @@ def parse_registry(url: str, scope: str = "") -> Registry:
 def clients_of(data: bytes) -> tuple[Client, ...]:
     """Return whose configuration a policy file asks for, each once. Faults of the file are load_policy's to say."""
     try:
-        endpoints = tomllib.loads(data.decode("utf-8")).get("endpoint")
-    except (ValueError, RecursionError):
+        endpoints = read_toml(data).get("endpoint")
+    except PolicyError:
         return ()
     if not isinstance(endpoints, dict):
         return ()

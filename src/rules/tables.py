@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rules.problems import Problem
+from rules.problems import PolicyError, Problem
 
 NOT_YET = "not yet: this version does not build that"
 MAX_ITEMS = 20_000
 MAX_PROBLEMS = 200  # nobody reads more, and looking for the nearest word takes its time
+_COMPARED = 500
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -30,10 +31,13 @@ def is_name(text: str) -> bool:
 def closest(word: str, known: Iterable[str]) -> str:
     """Return a did-you-mean hint: the nearest known word, or the list of them."""
     words = sorted(known)
+    if len(words) > _COMPARED:  # to compare with 20,000 takes half a second
+        words = [other for other in words if other[:2] == word[:2]][:_COMPARED]
+        otherwise = ""
+    else:
+        otherwise = f"one of: {', '.join(words)}" if words else ""
     near = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
-    if near:
-        return f'did you mean "{near[0]}"?'
-    return f"one of: {', '.join(words)}" if words else ""
+    return f'did you mean "{near[0]}"?' if near else otherwise
 
 
 def kind_of(value: object) -> str:
@@ -63,14 +67,21 @@ def show(value: object) -> str:
 
 @dataclass(slots=True)
 class Report:
-    """The faults found so far, in the order of finding."""
+    """The faults found so far, in the order of finding. `ends`: whether the last that is kept is an end of the load."""
 
     problems: list[Problem] = field(default_factory=list)
+    ends: bool = False
 
     def add(self, where: str, message: str, hint: str = "") -> None:
-        """Record one fault. Beyond MAX_PROBLEMS none is kept: the policy is refused already."""
+        """Record one fault. Beyond MAX_PROBLEMS none is kept: the policy is refused already.
+
+        Raises PolicyError with all of them where that `ends` it: what is left to find would only be looked for, and of
+        20,000 wrong names each is held against as many right ones.
+        """
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(Problem(where=where, message=message, hint=hint))
+        if self.ends and len(self.problems) >= MAX_PROBLEMS:
+            raise PolicyError(self.problems)
 
 
 def join(where: str, key: str) -> str:

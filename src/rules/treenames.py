@@ -6,12 +6,12 @@ end means a directory alone. There is no negation: `show` takes out by name.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rules.problems import RulesError
 
-__all__ = ["TreePattern", "TreePatternError", "union"]
+__all__ = ["TreePattern", "TreePatternError", "above", "union"]
 
 MAX_PARTS = 32
 _WILD = re.compile(r"[*?]")
@@ -79,6 +79,12 @@ class TreePattern:
             else:
                 out += f"(?:[^/]+/)*?{text}" if last else f"(?>(?:[^/]+/)*?{text}/)"
         return out
+
+
+def above(path: str) -> Iterator[str]:
+    """The paths that a path lies below, by its spelling: of "~/a/b" "~/a" and "~"."""
+    while path := path.rpartition("/")[0]:
+        yield path
 
 
 def _runs(parts: Sequence[str]) -> list[list[str]]:

@@ -95,7 +95,7 @@ def test_a_request_looks_at_its_own_hosts_endpoints_alone(monkeypatch: pytest.Mo
 
 
 def test_a_load_compares_those_that_share_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = Counted(monkeypatch, (load_refs, "_one_target"), (load_refs, "_pair"))
+    counted = Counted(monkeypatch, (load_refs, "_one_target"), (load_refs, "overlap"))
     loaded(2000)
     assert counted.calls == 0
     twice = '[endpoint.again]\nhost = "h3.good.test"\nalpn = ["h2"]\n'
