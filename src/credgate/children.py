@@ -36,6 +36,7 @@ LIVE = 4  # children of one run at a time
 WAITING = 16  # connections of one run at a time
 PATIENCE = 10.0  # seconds that a connection may take to say what it wants
 RECORDED = 64  # refusals of one run that are written down; what comes after them is counted alone
+BETWEEN = 0.01  # seconds from one connection, or one message of a live child's client, to the next that is looked at
 PAUSE = 0.1  # seconds before a refusal is answered: a loop of them costs its own time
 FORWARDED = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
 PTY_MAJORS = range(136, 144)  # Documentation/admin-guide/devices.txt: UNIX98 slaves
@@ -165,9 +166,10 @@ class Children:
             sock = await accept(listener)
             if fdpass.peer_credentials(sock)[1] != os.geteuid() or self._connections >= WAITING:
                 sock.close()
-                continue
-            self._connections += 1
-            tasks.create_task(self._connection(Peer(sock)))
+            else:
+                self._connections += 1
+                tasks.create_task(self._connection(Peer(sock)))
+            await asyncio.sleep(BETWEEN)  # while there is one more, accept doesn't wait: nobody else would have a turn
 
     async def _connection(self, peer: Peer) -> None:
         """One request. Outermost frame of its task: what goes wrong is answered, the parent goes on."""
@@ -278,8 +280,10 @@ class Children:
                 await child.end("killed")
                 return
             message.close()
-            if message.body.get("op") == "signal" and message.body.get("number") in FORWARDED:
-                await child.signal(int(str(message.body["number"])))
+            number = message.body.get("number")
+            if message.body.get("op") == "signal" and type(number) is int and number in FORWARDED:
+                await child.signal(number)
+            await asyncio.sleep(BETWEEN)  # as in _accept
 
     async def _refuse(self, peer: Peer, role: str, error: CredgateError | JailError | ResolverError) -> None:
         """Write it down with its detail, answer with the fixed sentence."""

@@ -142,6 +142,11 @@ class _RunServer:
         if len(self._connections) >= TCP_CONNECTIONS:
             self._loop.remove_reader(self._tcp)
             return
+        now = time.monotonic()
+        if wait := self._pace.wait(now):
+            self._pause(self._tcp, self._accept, wait)
+            return
+        self._pace.take(now, 0.0)  # connections that ask for nothing cost more than messages
         try:
             conn, _ = self._tcp.accept()
         except (BlockingIOError, ConnectionError):
@@ -184,7 +189,6 @@ class _RunServer:
         rest = size - MAX_QUERY - 1
         while data is not None and rest > 0:
             rest -= len(await self._exactly(conn, min(rest, 4096)) or bytes(rest))
-        await asyncio.sleep(self._pace.wait(time.monotonic()))
         return data
 
     async def _exactly(self, conn: socket.socket, size: int) -> bytes | None:
@@ -195,6 +199,8 @@ class _RunServer:
             if not piece:
                 return None
             data += piece
+            self._pace.take(time.monotonic(), 0.0)  # a read for a byte costs what a message does
+            await asyncio.sleep(self._pace.wait(time.monotonic()))
         return data
 
     # Both

@@ -1,6 +1,7 @@
 """The sockets, on loopback: what a library's server got wrong (half-open, split, pipelined, huge), limits, records."""
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import AsyncGenerator
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from resolver import limits
 from resolver import server as module
 from resolver.errors import ResolverError
 from resolver.events import Code, Event
@@ -246,6 +248,66 @@ def test_tcp_total_time_counts_not_idle_time(monkeypatch: pytest.MonkeyPatch) ->
                 assert await asyncio.wait_for(reader.read(), 1.0) == b""
             assert time.perf_counter() - start < 3.0
             writer.close()
+
+    asyncio.run(run())
+
+
+class StoppedClock:
+    """The module `time` in one and the same second."""
+
+    thread_time = staticmethod(time.thread_time)
+
+    @staticmethod
+    def monotonic() -> float:
+        return 5.0
+
+
+@pytest.fixture
+def twenty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second that doesn't end, in which a run has twenty messages."""
+    monkeypatch.setattr(module, "time", StoppedClock)
+    monkeypatch.setattr(limits, "MESSAGES_PER_SECOND", 20)
+
+
+@pytest.mark.usefixtures("twenty")
+def test_tcp_connections_that_ask_for_nothing_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They cost more than a message does, and no message counts them."""
+    taken: list[socket.socket] = []
+
+    async def serve(_: object, conn: socket.socket) -> None:
+        taken.append(conn)
+        conn.close()
+
+    monkeypatch.setattr(module._RunServer, "_serve", serve)  # private: how many are accepted shows nowhere else
+
+    async def run() -> None:
+        async with serving() as bench:
+            for _ in range(40):
+                _, writer = await bench.dial()
+                writer.close()
+            for _ in range(200):
+                await asyncio.sleep(0.002)
+        assert len(taken) == 20
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("twenty")
+def test_tcp_bytes_one_by_one_are_counted() -> None:
+    """A read for one byte costs what a message does: a query in more pieces than a second has has no answer in it."""
+
+    async def run() -> None:
+        async with serving() as bench:
+            reader, writer = await bench.dial()
+            with suppress(ConnectionError):
+                for byte in framed(query("a-name-with-more-bytes-than-that.github.com")):
+                    writer.write(bytes([byte]))
+                    await writer.drain()
+                    await asyncio.sleep(0.002)
+            with suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), 10.0) == b""
+            writer.close()
+        assert bench.events[-1].detail == Code.TCP_ENDED.value
 
     asyncio.run(run())
 
