@@ -5,11 +5,14 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
+from credgate.gateway import standing
 from credgate.runs import Run, now
-from rules.grants import SECOND, Spent
+from rules.grants import SECOND, Spent, Use
 from rules.intersect import child_policy
+from rules.load import load_policy
 from tests.credgate.gateway_rig import POLICY, Rig, Seen, echo, rig
 
 TOKEN = 'place = "header:authorization"\nformat = "Bearer {{secret}}"\n'
@@ -210,3 +213,30 @@ def test_a_new_run_begins_with_nothing_spent() -> None:
     """After a crash nothing is rebuilt: no run outlives its daemon."""
     fresh = Run(id="r", policy=None, role="dev", gateway_ip="", proxy_port=0)  # type: ignore[arg-type]
     assert fresh.spent == Spent(started=fresh.spent.started)
+
+
+@pytest.mark.parametrize(
+    "role", ["", "budget = {requests = 3}\n", 'budget = {bytes_out = "35B"}\n', 'deadline = "1s"\n']
+)
+@pytest.mark.parametrize("binding", ["", "max_uses = 5\n", 'rate = "2/m"\n', 'ttl = "1s"\n'])
+def test_requests_of_one_moment_spend_what_single_ones_do(
+    binding: str, role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of a run below another one, whose bounds are its own too."""
+    monkeypatch.setattr(standing, "now", lambda: 7 * SECOND)
+    text = bounded(binding, role).format(ca="/ca", good=1, plain=2, h2=1, proxy=3, direct=4, cleartext=5)
+    policy = load_policy(text.encode(), packs={}, base_dir="/")
+    use = Use(bindings=(policy.bindings["token"],), head=10)
+    for age, below in ((0, False), (0, True), (3, False)):
+        for count in (1, 2, 4, 8):
+            runs = [Run(id="r", policy=policy, role="dev", gateway_ip="", proxy_port=1) for _ in range(4)]
+            single, several = runs[:2]
+            for one, parent in zip(runs[:2], runs[2:], strict=True):
+                one.spent = parent.spent = Spent(started=(7 - age) * SECOND)
+                if below:
+                    parent.adopt(one)
+            refused = [standing.charge(single, use) for _ in range(count)]
+            may, denied = standing.charge_all(several, use, count)
+            assert refused == [None] * may + [denied] * (count - may)
+            assert single.spent == several.spent and runs[2].spent == runs[3].spent
+            assert (denied is None) == (may == count)

@@ -28,6 +28,8 @@ from credgate.workers.knowing import SharedValues
 from credgate.workers.line import Line, Told, Way, fresh
 from credgate.workers.settings import SettingsError, parse_processes
 from rules.grants import Use
+from rules.reasons import Reason
+from rules.verdict import Deny
 
 FIELDS: m.Fields = {"run": "r1", "reason": "no_rule"}
 
@@ -239,7 +241,8 @@ def desk() -> tuple[Desk, Lines, list[Any]]:
     policy: Any = SimpleNamespace(secrets={}, bindings={})
     made = Desk(judge=judge, known=SharedValues(), name="worker 1")
     made.runs["r1"] = Run(id="r1", policy=policy, role="dev", gateway_ip="127.0.0.9", proxy_port=1)
-    made.channel = SimpleNamespace(post=said.append, end=lambda why: said.append(why), answered=said.append)  # type: ignore[assignment]
+    channel: Any = SimpleNamespace(post=said.append, say=said.append, end=said.append, answered=said.append)
+    made.channel = channel
     return made, lines, said
 
 
@@ -335,7 +338,7 @@ def test_a_ledger_that_can_not_be_written_is_told() -> None:
 
 
 def test_claims_for_what_is_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Desk, "_spent", lambda *_: None)
+    monkeypatch.setattr(Desk, "_spent", lambda _self, _kind, count: (count, None))
 
     async def main() -> None:
         for run, secrets, names in (("r2", {}, []), ("r1", {"other": 1}, []), ("r1", {}, ["no-such-header"])):
@@ -410,7 +413,7 @@ def again(*asks: int, kind: int = 0) -> m.Batch:
 
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("credgate.workers.claims.standing.closed", lambda *_: None)
-    monkeypatch.setattr("credgate.workers.claims.standing.charge", lambda *_: None)
+    monkeypatch.setattr("credgate.workers.claims.standing.charge_all", lambda _run, _use, count: (count, None))
 
 
 async def until(done: Callable[[], bool]) -> None:
@@ -517,7 +520,7 @@ def test_an_outcome_is_the_line_that_the_daemon_itself_would_write(tmp_path: Pat
     ids, counts = {"x-request-id": 'a"b\\c\x7f'}, {"ms": 7, "req_bytes": 0, "resp_bytes": 12, "status": 0}
     with Ledger.open(tmp_path / "ledger") as ledger:
         seq = ledger.append("intent", run="r1", path="/a")
-        Records(ledger, SharedValues()).ended("r1", "192.0.2.1", (ids, seq, 7, 0, 12, None), held=False)
+        Records(ledger, SharedValues()).ended("r1", "192.0.2.1", [(ids, seq, 7, 0, 12, None)], [], held=False)
         told = {**counts, "status": None, "intent_seq": seq}
         ledger.append("outcome", run="r1", pin="192.0.2.1", ids=ids, **told)
     lines = [
@@ -699,11 +702,12 @@ def test_outcomes_behind_one_that_cannot_be_written_are_still_open() -> None:
     made, lines, said = desk()
     wrote: list[int] = []
 
-    def write(_run: str, _pin: str, counted: tuple[Any, ...], *, held: bool) -> int:
-        if counted[1] == 2:
-            raise TypeError("a number")
-        wrote.append(counted[1])
-        return 9
+    def write(_run: str, _pin: str, counted: list[tuple[Any, ...]], into: list[int], *, held: bool) -> None:
+        for one in counted:
+            if one[1] == 2:
+                raise TypeError("a number")
+            wrote.append(one[1])
+            into.append(9)
 
     made.judge = SimpleNamespace(records=SimpleNamespace(ended=write, ledger=lines))  # type: ignore[assignment]
     made.open = {1: "r1", 2: "r1", 3: "r1", 4: "r1"}
@@ -808,3 +812,147 @@ def test_what_is_gathered_goes_before_the_next_message() -> None:
         daemon.end("over")
 
     asyncio.run(main())
+
+
+def test_what_is_said_at_once_goes_behind_what_waits() -> None:
+    async def body(ends: Ends) -> None:
+        record = m.Record("deny", {**FIELDS, "path": "x" * (2 * channels.PACKET)})  # by a file, which takes its own way
+        theirs = Channel(ends.raw.dup(), m.for_daemon, lambda *_: None, lambda _: None, 1 << 20)
+        theirs.say(m.Done(1))
+        ends.channel.drain()
+        assert [message for message, _ in ends.got] == [m.Done(1)]  # no turn of the loop between
+        theirs.add(m.Done(2))
+        theirs.post(m.Done(3))
+        theirs.say(m.Done(4))
+        theirs.say(record)
+        theirs.say(m.Done(5))
+        ends.channel.drain()
+        assert [message for message, _ in ends.got[1:]] == [m.Done(2), m.Done(3), m.Done(4), record, m.Done(5)]
+        theirs.end("over")
+        theirs.say(m.Done(6))
+
+    with_ends(body)
+
+
+def test_what_is_said_at_once_waits_for_room() -> None:
+    async def body(ends: Ends) -> None:
+        theirs = Channel(ends.raw.dup(), m.for_daemon, lambda *_: None, lambda _: None, 1 << 20)
+        ends.channel._watches.remove_reader(ends.channel._sock.fileno())  # it reads when the test says so
+        count = 0
+        while not theirs._out:
+            theirs.say(m.Known("name", f"{count}" + "x" * 50_000))
+            count += 1
+            assert count < 1000
+        theirs.say(m.Done(1))
+        async with asyncio.timeout(60):
+            while len(ends.got) <= count:
+                ends.channel.drain()
+                await asyncio.sleep(0)
+        values = [message.value.rstrip("x") for message, _ in ends.got[:-1]]
+        assert values == [str(number) for number in range(count)]
+        assert ends.got[-1][0] == m.Done(1)
+        assert not (theirs._out or theirs._blocked or theirs._waiting)
+        theirs.end("over")
+
+    with_ends(body)
+
+
+def test_to_who_is_gone_nothing_is_said_at_once() -> None:
+    async def body(ends: Ends) -> None:
+        why: list[str] = []
+        theirs = Channel(ends.raw.dup(), m.for_daemon, lambda *_: None, why.append, 1 << 20)
+        ends.channel.end("over")
+        ends.raw.close()
+        theirs.say(m.Done(1))
+        theirs.say(m.Done(2))
+        assert (why, theirs.over) == (["Broken pipe"], True)
+
+    with_ends(body)
+
+
+def test_claims_beyond_a_bound_are_refused_and_those_within_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch)
+
+    async def main() -> None:
+        made, lines, said = formed(kept=True)
+        made.take(claim(1), [])
+        made.taken()
+        spent = (2, Deny(reason=Reason.USES_EXHAUSTED, message=""))
+        monkeypatch.setattr("credgate.workers.claims.standing.charge_all", lambda *_: spent)
+        made.take(again(2, 3, 4, 5), [])
+        made.taken()
+        await some_turns()
+        assert [(answer.ask, answer.reason) for answer in said if isinstance(answer, m.Refused)] == [
+            (4, "uses_exhausted"),
+            (5, "uses_exhausted"),
+        ]
+        assert [answer.asks for answer in said if isinstance(answer, m.Passed)] == [[1], [2, 3]]
+        assert (len(lines.put_lines), made.requests, made.runs["r1"].allowed) == (3, 3, 3)
+        assert made.open == dict.fromkeys((1, 2, 3), "r1")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("bindings", "gone"), [(("token",), 1), ((), 0)])
+def test_of_claims_whose_lines_fail_none_may_go(
+    monkeypatch: pytest.MonkeyPatch, bindings: tuple[str, ...], gone: int
+) -> None:
+    """What was made before may be in memory alone: where the disk is waited for that is learnt there, and else here."""
+    free(monkeypatch)
+
+    async def main() -> None:
+        made, lines, said = formed(kept=True)
+        made.take(claim(1, bindings=bindings), [])
+        made.taken()
+        await some_turns()
+        said.clear()
+
+        put = lines.put
+
+        def full(form: Any, values: tuple[object, ...], *, held: bool = False) -> int:
+            if len(lines.put_lines) == 2:
+                raise LedgerError("ledger_unavailable", "the disk is full")
+            return put(form, values, held=held)
+
+        monkeypatch.setattr(lines, "put", full)
+        made.take(again(2, 3, 4), [])
+        made.taken()
+        await some_turns()
+        failed = [answer.ask for answer in said if isinstance(answer, m.Failed)]
+        assert failed == [2, 3, 4][gone:]
+        assert said[len(failed) :] == [m.Passed([2], [2])] * gone
+        assert made.open == dict.fromkeys(range(1, 2 + gone), "r1")
+
+    asyncio.run(main())
+
+
+def test_claims_of_several_kinds_by_turns() -> None:
+    """Each is decided as its own kind says, in the order that they came in."""
+
+    async def main() -> None:
+        made, lines, said = formed(kept=True)
+        with pytest.MonkeyPatch.context() as patched:
+            free(patched)
+            made.take(claim(1, kind=0), [])
+            made.take(claim(2, kind=1, bindings=()), [])
+            made.taken()
+            await some_turns()
+            said.clear()
+            made.take(m.Batch([3 * m.KINDS, 4 * m.KINDS, 5 * m.KINDS + 1, 6 * m.KINDS], []), [])
+            made.taken()
+            await some_turns()
+        assert said == [m.Noted(5, ask=5), m.Passed([3, 4, 6], [3, 4, 6])]
+        assert [held for _, _, held in lines.put_lines[2:]] == [True, True, False, True]
+
+    asyncio.run(main())
+
+
+def test_outcomes_at_several_addresses() -> None:
+    made, lines, said = formed()
+    made.open = dict.fromkeys(range(1, 6), "r1")
+    pins = ("192.0.2.1", "192.0.2.2", "192.0.2.1", "192.0.2.2", "192.0.2.1")
+    made.take(m.Batch([], [(seq, pin, 401, 0, 0, 1, {}) for seq, pin in enumerate(pins, 1)]), [])
+    made.taken()
+    assert (made.open, said, made.runs["r1"].turned_away) == ({}, [], 5)
+    assert sorted(words["intent_seq"] for _, words, _ in lines.put_lines) == [1, 2, 3, 4, 5]  # type: ignore[type-var] # numbers
+    assert [held for _, _, held in lines.put_lines] == [True] * 4 + [False]

@@ -70,16 +70,16 @@ def test_it_leads_where_the_daemons_own_does(tmp_path: Path) -> None:
 def test_it_is_taken_and_a_bound_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a known request the daemon hears its kind, and of its end the numbers. What is refused is said in full."""
     said: Counter[str] = Counter()
-    take = Desk._take
+    take = Desk.take
 
-    def watched(self: Desk, message: Any) -> None:
+    def watched(self: Desk, message: Any, fds: list[int]) -> None:
         said[type(message).__name__] += 1
         if isinstance(message, m.Batch):
             said["claims"] += len(message.claims)
             said["ends"] += len(message.ends)
-        take(self, message)
+        take(self, message, fds)
 
-    monkeypatch.setattr(Desk, "_take", watched)
+    monkeypatch.setattr(Desk, "take", watched)
 
     async def body(r: Rig) -> None:
         client = await at_worker(r)

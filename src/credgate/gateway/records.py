@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -93,13 +93,21 @@ class Records:
         form, words = self._split("intent", fields, _OWN_WORDS, ("ids", "ua_tag"))
         return form, _numbered(words, marks)
 
-    def ended(self, run: str, pin: str, counted: Values, *, held: bool) -> int:
-        """As outcome, of a request that another process of the gateway sent and that went as it should.
-
-        `counted`: the values of _COUNTED. Raises TypeError for too many ids. `held`: the line may be in memory until
-        the next one that isn't, or a sync.
+    def put_all(self, form: Form, many: Sequence[Given], into: list[int], *, held: bool) -> None:
+        """As `put`, of requests of one kind. `into`, which is empty, gets the number of each line that is made, also
+        where this raises: after a LedgerError none of those that aren't `held` may be in the file.
         """
-        return self._own.put(self.outcome_form(run, pin), counted, held=held)
+        put, last = self._own.put, len(many) - 1
+        for place, values in enumerate(many):
+            into.append(put(form, values, held=held or place < last))
+
+    def ended(self, run: str, pin: str, counted: Sequence[Values], into: list[int], *, held: bool) -> None:
+        """As outcome, of requests that another process of the gateway sent and that went as they should.
+
+        `counted`: of each the values of _COUNTED. Raises TypeError for too many ids; `into` as in put_all. `held`: the
+        lines may be in memory until the next one that isn't, or a sync.
+        """
+        self.put_all(self.outcome_form(run, pin), counted, into, held=held)
 
     @property
     def _own(self) -> TakesForms:

@@ -66,6 +66,29 @@ def charge(run: Run, use: Use) -> Deny | None:
     return _keep(run, [spend(level.spent, level.role_rule, use, at) for level in run.levels()])
 
 
+def charge_all(run: Run, use: Use, count: int) -> tuple[int, Deny | None]:
+    """As charge, of requests that are alike, in one moment: how many of them may go, and why the next one may not."""
+    if run.above is not None:
+        return _charged_above(run, use, count)
+    at, role, spent = now(), run.role_rule, run.spent
+    for done in range(count):
+        more = spend(spent, role, use, at)
+        if isinstance(more, Deny):
+            run.spent = spent
+            return done, more
+        spent = more
+    run.spent = spent
+    return count, None
+
+
+def _charged_above(run: Run, use: Use, count: int) -> tuple[int, Deny | None]:
+    for done in range(count):
+        refused = charge(run, use)
+        if refused is not None:
+            return done, refused
+    return count, None
+
+
 def sent(run: Run, size: int) -> Deny | None:
     """Spend `size` bytes of a body at each level; Deny where they may not go out."""
     if not size:

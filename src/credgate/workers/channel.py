@@ -82,6 +82,13 @@ class Channel:
         if self._enter(encode(message), fds):
             self.soon()
 
+    def say(self, message: Message) -> None:
+        """Send a message at once, behind those that wait."""
+        self._gather()
+        data = encode(message)
+        if (self._out or not self._sent(data)) and self._enter(data, ()):
+            self._flush()
+
     def soon(self) -> None:
         """Send what there is, and what is gathered, with the other messages of this turn of the loop."""
         if not self._due:
@@ -103,6 +110,16 @@ class Channel:
         """A timer is left to end where its messages went with others: to set one for each packet costs more."""
         self._timer = None
         self._flush()
+
+    def _sent(self, data: bytes) -> bool:
+        """Whether the kernel took a message that nothing waits before."""
+        if self.over or len(data) > PACKET - _LENGTH.size:
+            return False
+        try:
+            self._sock.send(_LENGTH.pack(len(data)) + data, _NOSIGNAL)
+        except OSError:
+            return False  # a full socket, which is waited for, or one that fails again
+        return True
 
     def _gather(self) -> None:
         message = self.gathered()
@@ -169,7 +186,11 @@ class Channel:
 
     def _flush(self) -> None:
         self._due = False
-        self._gather()
+        message = self.gathered()
+        if message is not None:
+            data = encode(message)
+            if self._out or not self._sent(data):
+                self._enter(data, ())
         while self._out and not self.over:
             data, fds, count = self._packet()
             try:

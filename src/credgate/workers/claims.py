@@ -29,6 +29,8 @@ from rules.verdict import Deny
 
 log = logging.getLogger(__name__)
 
+type Ended = tuple[dict[str, str] | None, int, int, int, int, int | None]  # ids, line, ms, bytes twice, status
+
 _MOST = 10_000  # questions of one worker that wait: more than it may have connections
 
 
@@ -86,7 +88,8 @@ class Claims:
     _kinds: dict[int, Kind | None] = field(default_factory=dict, repr=False)  # None: of a policy that counts no more
     _asks: list[int] = field(default_factory=list)  # of this packet: questions whose lines go to the disk
     _seqs: list[int] = field(default_factory=list)  # those lines
-    _ends: list[tuple[str, m.Outcome]] = field(default_factory=list)  # likewise: outcomes, with their run
+    # likewise: outcomes by run and address, of each what records count
+    _ends: dict[tuple[str, str], list[Ended]] = field(default_factory=dict)
     _waiting: int = 0  # questions whose lines are on the way to the disk
     _packet: int = 0
     _looked: dict[tuple[str, str], m.Given] = field(default_factory=dict, repr=False)  # secrets, since it came
@@ -154,18 +157,29 @@ class Claims:
         """Decide at once what can be; outcomes are written behind the packet's last message. Raises Unfit."""
         for end in batch.ends:
             self._ended(end)
-        kinds = self._kinds
         if self._waiting + len(batch.claims) > _MOST:
             raise Unfit("more claims than it can have requests")
+        alike, last = list[int](), -1
         for claim in batch.claims:
             ask, number = divmod(claim, m.KINDS)
-            if number not in kinds:
-                raise Unfit("a kind that it has not named")
-            kind = kinds[number]
-            if kind is None or self._is_now(kind):
-                self._decide(ask, kind)
-            else:
-                self._spawn(self._claim(ask, kind, ()))
+            if number != last and alike:
+                self._claims(last, alike)
+                alike = []
+            alike.append(ask)
+            last = number
+        if alike:
+            self._claims(last, alike)
+
+    def _claims(self, number: int, asks: list[int]) -> None:
+        """Decide claims of one kind. Raises Unfit."""
+        if number not in self._kinds:
+            raise Unfit("a kind that it has not named")
+        kind = self._kinds[number]
+        if kind is None or self._is_now(kind):
+            self._decide(asks, kind)
+            return
+        for ask in asks:
+            self._spawn(self._claim(ask, kind, ()))
 
     def _is_now(self, kind: Kind) -> bool:
         """Whether its secrets are those of now, as far as a look tells. Of a packet the first one is for all."""
@@ -195,7 +209,7 @@ class Claims:
         if newer:
             self.channel.post(m.Stale(newer, ask=ask))
             return
-        self._decide(ask, kind)
+        self._decide([ask], kind)
         if packet != self._packet:  # a secret was waited for: what came with it is answered already
             self.taken()
 
@@ -218,36 +232,40 @@ class Claims:
             secrets.append((name, secret))
         kind.secrets, kind.table = tuple(secrets), judge.known.table()
 
-    def _decide(self, ask: int, kind: Kind | None) -> None:
-        """Spend one request and write its intent, or say why it may not go."""
-        if kind is None:
-            self.channel.post(refused(ask, deny(Reason.REVOKED)))
-            return
-        denied = self._spent(kind)
+    def _decide(self, asks: list[int], kind: Kind | None) -> None:
+        """Spend requests of one kind and write their intents, or say why they may not go."""
+        may, denied = self._spent(kind, len(asks))
+        if kind is not None and may:
+            self._written(asks[:may], kind)
         if denied is not None:
-            self.channel.post(refused(ask, denied))
-            return
-        try:
-            seq = self.judge.records.put(kind.form, kind.values, held=kind.held)
-        except LedgerError as error:
-            self.channel.post(failed(ask, error))
-            return
-        self.open[seq] = kind.run.id
-        self.requests += 1
-        kind.run.allowed += 1
-        if kind.held:
-            self._asks.append(ask)
-            self._seqs.append(seq)
-        else:
-            self.channel.post(m.Noted(seq, ask=ask))
+            for ask in asks[may:]:
+                self.channel.post(refused(ask, denied))
 
-    def _spent(self, kind: Kind) -> Deny | None:
-        """Why the request may not go; None once it is spent."""
-        run = kind.run
-        if self._over or kind.generation != run.generation:  # judged by a policy that counts no more
-            return deny(Reason.REVOKED)
-        closed = standing.closed(run, kind.use)
-        return standing.charge(run, kind.use) if closed is None else closed
+    def _spent(self, kind: Kind | None, count: int) -> tuple[int, Deny | None]:
+        """How many of so many requests may go, which are spent then; why the others may not."""
+        if kind is None or self._over or kind.generation != kind.run.generation:  # by a policy that counts no more
+            return 0, deny(Reason.REVOKED)
+        closed = standing.closed(kind.run, kind.use)
+        return standing.charge_all(kind.run, kind.use, count) if closed is None else (0, closed)
+
+    def _written(self, asks: list[int], kind: Kind) -> None:
+        """Write intents of requests that are spent."""
+        run, seqs = kind.run, list[int]()
+        try:
+            self.judge.records.put_all(kind.form, (kind.values,) * len(asks), seqs, held=kind.held)
+        except LedgerError as error:
+            seqs = seqs if kind.held else []  # else none may be in the file
+            for ask in asks[len(seqs) :]:
+                self.channel.post(failed(ask, error))
+        self.open.update(dict.fromkeys(seqs, run.id))
+        self.requests += len(seqs)
+        run.allowed += len(seqs)
+        if kind.held:
+            self._asks += asks[: len(seqs)]
+            self._seqs += seqs
+            return
+        for ask, seq in zip(asks, seqs, strict=False):
+            self.channel.post(m.Noted(seq, ask=ask))
 
     def taken(self) -> None:
         """A packet is read: what it claimed goes to the disk together, and is answered together."""
@@ -255,15 +273,8 @@ class Claims:
         self._looked.clear()
         self._same.clear()
         asks, seqs, self._asks, self._seqs = self._asks, self._seqs, [], []
-        ends, self._ends = self._ends, []
-        written = 0
-        try:
-            for run, end in ends:
-                self._write(run, end, held=bool(asks) or written + 1 < len(ends))
-                written += 1
-        except (LedgerError, TypeError) as error:
-            self.open.update((end[0], run) for run, end in ends[written:])  # still to be closed, as it ends
-            self._fault("Batch", error)
+        if self._ends:
+            self._write(held=bool(asks))
         if asks:
             self._waiting += len(asks)
             self._ledger().tell(partial(self._landed, asks, seqs))
@@ -278,17 +289,28 @@ class Claims:
         """A sync has ended that began behind these lines."""
         self._waiting -= len(asks)
         if error is None and self._ledger().has(seqs[-1]):
-            self.channel.post(m.Passed(asks, seqs))
+            self.channel.say(m.Passed(asks, seqs))
             return
         try:
             self._spawn(self._pass(asks, seqs))
         except Unfit as unfit:  # others wait for the same sync
             self._fault("Batch", unfit)
 
-    def _write(self, run: str, end: m.Outcome, *, held: bool) -> None:
-        seq, pin, status, req_bytes, resp_bytes, ms, ids = end
-        counted = (ids or None, seq, ms, req_bytes, resp_bytes, status or None)
-        self.judge.records.ended(run, pin, counted, held=held)
+    def _write(self, *, held: bool) -> None:
+        """Write the outcomes of this packet; `held`: a sync that is asked for puts them into the file."""
+        ends, self._ends = self._ends, {}
+        left, error = len(ends), None
+        for (run, pin), alike in ends.items():
+            left -= 1
+            seqs = list[int]()
+            try:
+                if error is None:
+                    self.judge.records.ended(run, pin, alike, seqs, held=held or left > 0)
+            except (LedgerError, TypeError) as why:
+                error = why
+            self.open.update((end[1], run) for end in alike[len(seqs) :])  # still to be closed, as it ends
+        if error is not None:
+            self._fault("Batch", error)
 
     async def _pass(self, asks: list[int], seqs: list[int]) -> None:
         try:
@@ -300,11 +322,18 @@ class Claims:
             self.channel.post(m.Passed(asks, seqs))
 
     def _ended(self, end: m.Outcome) -> None:
-        run = self.open.pop(end[0], None)
+        seq, pin, status, req_bytes, resp_bytes, ms, ids = end
+        run = self.open.pop(seq, None)
         if run is None:
-            raise Unfit(f"an outcome of line {end[0]}, which is not open")
-        self._ends.append((run, end))
-        self._count_answer(run, end[2])
+            raise Unfit(f"an outcome of line {seq}, which is not open")
+        counted = (ids or None, seq, ms, req_bytes, resp_bytes, status or None)
+        alike = self._ends.get((run, pin))
+        if alike is None:
+            self._ends[run, pin] = [counted]
+        else:
+            alike.append(counted)
+        if status in TURNED_AWAY:
+            self._count_answer(run, status)
 
     def _count_answer(self, run_id: str, status: object) -> None:
         if status in TURNED_AWAY and (run := self.runs.get(run_id)) is not None:

@@ -45,7 +45,10 @@ class Desk(Claims):
         try:
             if fds:
                 raise Unfit("descriptors")
-            self._take(message)
+            if type(message) is m.Batch:  # as nearly each one is
+                self._batch(message)
+            else:
+                self._take(message)
         except (LedgerError, Unfit, TypeError, ValueError, KeyError) as error:
             self._fault(type(message).__name__, error)
         finally:
