@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.parallel import Scheduling
+
 CHECKOUT = Path(__file__).parent.parent
 
 FAKE_FEATURES = """
@@ -160,6 +162,22 @@ WHERE = """
             print("NETWORK", os.readlink("/proc/self/ns/net"))
             assert False
 """
+
+
+def test_the_files_that_the_second_pass_names_are_there() -> None:
+    text = (CHECKOUT / "scripts/test").read_text()
+    arrays = re.findall(r"^(?:AS_ORDINARY_USER|NOT_TWICE)=\(.*?^\)", text, re.MULTILINE | re.DOTALL)
+    script = "\n".join([*arrays, 'printf "%s\\n" "${AS_ORDINARY_USER[@]}" "${NOT_TWICE[@]}"'])
+    named = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True).stdout.split()
+    assert len(named) > 40
+    assert [name for name in named if not (CHECKOUT / name).exists()] == []
+
+
+def test_what_is_one_workers() -> None:
+    scope = Scheduling._split_scope
+    apart = "tests/agents/test_clis.py::test_a[x::y]"
+    assert scope(Scheduling.__new__(Scheduling), apart) == apart
+    assert scope(Scheduling.__new__(Scheduling), "tests/rules/test_b.py::test_b[x::y]") == "tests/rules/test_b.py"
 
 
 @pytest.mark.needs("root")

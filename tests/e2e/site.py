@@ -49,6 +49,7 @@ class Site:
     env: dict[str, str] = field(default_factory=dict)
     scan: Scan = field(init=False)
     ended: list[tuple[str, int, str]] = field(default_factory=list, repr=False)  # words, status, what was said
+    kept: dict[str, str] = field(default_factory=dict, repr=False)  # secrets as they were set last
 
     def __post_init__(self) -> None:
         self.scan = Scan(self.home)
@@ -106,6 +107,8 @@ class Site:
         pass_fds: Sequence[int] = (),
     ) -> subprocess.CompletedProcess[str]:
         """The installed command, to its end."""
+        if arguments[:1] == ("secret",):
+            self.kept.clear()
         done = subprocess.run(
             self.as_user([BIN / "credgate", *arguments]),
             input=stdin,
@@ -143,8 +146,12 @@ class Site:
         """Keep a secret, which no jail may hold from now on; `told`: the test itself tells it to one."""
         if not told:
             self.scan.add(name, value)
+        if self.kept.get(name) == value:
+            return
+        kept = dict(self.kept)
         done = self.credgate("secret", "set", name, stdin=value)
         assert done.returncode == 0, done.stderr
+        self.kept = {**kept, name: value}
 
     def ledger(self, **wanted: object) -> list[dict[str, Any]]:
         """Ledger lines in order, those that have these values."""

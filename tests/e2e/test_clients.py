@@ -4,16 +4,27 @@ The target is the witness: it saw the real credential, which a scan of the jail 
 """
 
 import base64
+import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.place import module_site
 from tests.e2e.site import Site, bound, endpoint
 from tests.targets.served import Target
 
 pytestmark = pytest.mark.needs("userns", "netns", "nftables", "landlock", "seccomp")
+place = pytest.fixture(scope="module")(module_site)
 
 ROLE = '[role.dev]\nbindings = ["api"]\nworkdir = "write"\n'
+
+
+@pytest.fixture
+def site(place: Site) -> Site:
+    """The module's site, its work tree empty."""
+    for path in place.work.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return place
 
 
 def allow(site: Site, target: Target, **kw: str) -> None:
