@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ IDS = re.compile(rb'cg-[0-9a-z-]+|"request_id": "[^"]*"|credgate-request-id: [^\
 def always_at_worker(r: Rig) -> None:
     usual = r.tunnel
 
-    async def tunnel() -> Client:
-        r.tunnel = usual  # type: ignore[method-assign]
+    async def tunnel(**how: Any) -> Client:
+        r.tunnel = partial(usual, **how)  # type: ignore[method-assign]
         try:
             return await at_worker(r)
         finally:

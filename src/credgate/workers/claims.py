@@ -339,6 +339,11 @@ class Claims:
         if status in TURNED_AWAY and (run := self.runs.get(run_id)) is not None:
             run.turned_away += 1
 
+    def _count_unsent(self, run_id: str) -> None:
+        """It was counted as it was written, and nothing of it went: it is no request that was let through."""
+        if (run := self.runs.get(run_id)) is not None:
+            run.allowed -= 1
+
 
 def _marks(run: Run, marks: m.Marks) -> Marks:
     try:

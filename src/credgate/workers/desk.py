@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 # Events that a worker may have written. A `tunnel` line of its own says that a handshake was broken off.
 _WRITTEN = frozenset({"deny", "outcome", "tunnel", "mint"})
 
+# Reasons by which a request is refused whose intent is on the disk already: nothing of it was sent.
+_NOT_SENT = frozenset({Reason.REVOKED.value, Reason.PAUSED.value, Reason.PROOF_MISSING.value})
 _MAX_GONE = 256
 _MAX_VALUE = 1 << 20  # characters of a value that is looked for: each has dozens of spellings
 
@@ -111,6 +113,8 @@ class Desk(Claims):
         if isinstance(seq, int):
             del self.open[seq]
             self._count_answer(str(fields["run"]), fields.get("status"))
+            if fields.get("reason") in _NOT_SENT or fields.get("detail") == m.BROKEN_OFF:
+                self._count_unsent(str(fields["run"]))
         elif "count" in fields:
             self.counted.pop(str(fields.get("request_id")), None)
         else:

@@ -260,7 +260,7 @@ class Line:
         """Close the intent of a claim whose answer nobody waits for any more."""
         if isinstance(answer, int):
             with suppress(LedgerError):  # the daemon that is gone, or its ledger, has no use for it
-                self.post("outcome", {"run": run.id, "intent_seq": answer, "detail": "broken off before it was sent"})
+                self.post("outcome", {"run": run.id, "intent_seq": answer, "detail": m.BROKEN_OFF})
 
     # -- lines --------------------------------------------------------------------------------------------------------
 

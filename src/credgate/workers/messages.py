@@ -11,6 +11,7 @@ type Value = str | int | list[str] | dict[str, str] | None
 type Fields = dict[str, Value]  # of a ledger line
 type Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
+BROKEN_OFF = "broken off before it was sent"  # detail of the outcome of a claim whose answer nobody waited for
 KINDS = 256  # of claims that a worker may have repeated
 type Kind = Annotated[int, msgspec.Meta(ge=0, lt=KINDS)]
 type Outcome = tuple[Count, str, Count, Count, Count, Count, dict[str, str]]
