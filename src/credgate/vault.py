@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from credgate.vaultserver import VaultServers
 
 _TIMEOUT = 10.0  # seconds: a locked desktop keyring asks on a screen that may not be there
-_MAX_HANGING = 8  # look-ups that never came back; more would pile up threads without end
+_MAX_THREADS = 8  # look-ups at a time, those that never came back among them
 
 
 class Vault:
@@ -41,7 +41,8 @@ class Vault:
         self._places = places
         self._environ = environ
         self._timeout = timeout
-        self._hanging = 0
+        self._hanging = 0  # look-ups that were given up, and have not ended
+        self._room = asyncio.Semaphore(_MAX_THREADS)
         self._commands: Kept[Secret] = Kept()
         self.servers: VaultServers | None = None  # set by the gateway, through whose dialler they are asked
         # by name, "" for the best one: a desktop backend asks D-Bus each time when it is asked how good it is
@@ -183,15 +184,34 @@ class Vault:
         return self._backends[wanted]
 
     async def _in_thread(self, name: str, work: Callable[[], Secret], more: float = 0.0) -> Secret:
-        """Run `work` in a daemon thread: one that hangs must keep neither the loop nor the process's end waiting."""
-        if self._hanging >= _MAX_HANGING:
+        """Run `work` in a daemon thread: one that hangs must keep neither the loop nor the process's end waiting.
+
+        Of many at once some wait for their turn: to be many is no sign of a keyring that hangs.
+        """
+        if self._hanging >= _MAX_THREADS:
             detail = f"secret {name!r}: {self._hanging} look-ups hang already"
             raise SecretUnavailable("keyring_hangs", detail, "unlock the keyring")
+        look = _LookUp()
+        try:
+            async with asyncio.timeout(self._timeout + more):
+                await self._room.acquire()
+                return await self._look(look, name, work)
+        except TimeoutError as error:
+            if look.began:
+                look.hangs = True
+                self._hanging += 1
+            detail = f"secret {name!r}: no answer within {self._timeout:g} s"
+            raise SecretUnavailable("keyring_timeout", detail, "unlock the keyring, then try again") from error
+
+    def _look(self, look: "_LookUp", name: str, work: Callable[[], Secret]) -> asyncio.Future[Secret]:
+        """Begin; the room that was taken is free again once the thread has ended, whoever waits for it."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Secret] = loop.create_future()
 
         def deliver(secret: Secret | None, error: CredgateError | None) -> None:
-            self._hanging -= 1
+            look.began = False
+            self._room.release()
+            self._hanging -= look.hangs
             if future.done():
                 return
             if secret is not None:
@@ -204,13 +224,22 @@ class Vault:
             with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits for the answer
                 loop.call_soon_threadsafe(deliver, secret, error)
 
-        self._hanging += 1
-        threading.Thread(target=run, name="vault", daemon=True).start()
         try:
-            return await asyncio.wait_for(future, self._timeout + more)
-        except TimeoutError as error:
-            detail = f"secret {name!r}: no answer within {self._timeout:g} s"
-            raise SecretUnavailable("keyring_timeout", detail, "unlock the keyring, then try again") from error
+            threading.Thread(target=run, name="vault", daemon=True).start()
+        except RuntimeError as error:  # a limit of the user's
+            self._room.release()
+            detail = f"secret {name!r}: this host starts no more threads"
+            raise SecretUnavailable("secret_unavailable", detail, "end other programs of this user") from error
+        look.began = True
+        return future
+
+
+@dataclass(slots=True)
+class _LookUp:
+    """One in a thread. `hangs`: nobody waits for it any more, and it has not ended."""
+
+    began: bool = False
+    hangs: bool = False
 
 
 def _named(rule: SecretRule, env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -4,8 +4,9 @@ import asyncio
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import keyring.backend
 import pytest
@@ -183,6 +184,58 @@ def test_a_keyring_that_hangs_is_given_up_and_keeps_nobody_waiting(places: Place
     codes = [error.code for error in errors if isinstance(error, SecretUnavailable)]
     assert codes == ["keyring_timeout"] * 8 + ["keyring_hangs"]
     assert str(secret) == "<Secret gh>"
+
+
+def test_many_look_ups_at_once_wait_for_their_turn(places: Places, desktop: Desktop):
+    """Requests of a run in parallel, none of which hangs."""
+    desktop.held["credgate", "github"] = VALUE
+    running, most = [0], [0]
+    lock = threading.Lock()
+
+    def slow() -> None:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        time.sleep(0.002)
+        with lock:
+            running[0] -= 1
+
+    desktop.before = slow
+    vault = Vault(places, {}, timeout=60)
+
+    async def ask() -> list[object]:
+        asked = [asyncio.ensure_future(vault.fetch(KEYRING, {})) for _ in range(60)]
+        await asyncio.sleep(0)
+        for one in asked[20:30]:  # clients that leave, while they wait and while they are served
+            one.cancel()
+        return await asyncio.gather(*asked[:20], *asked[30:])
+
+    assert [str(one) for one in asyncio.run(ask())] == ["<Secret gh>"] * 50
+    assert most[0] <= 8
+    assert vault._hanging == 0  # private: nothing is left
+
+
+def test_look_ups_that_were_left_alone_hold_their_room_until_they_end(places: Places, desktop: Desktop):
+    desktop.held["credgate", "github"] = VALUE
+    release = threading.Event()
+    desktop.before = lambda: release.wait(30) and None
+    vault = Vault(places, {}, timeout=0.2)
+
+    async def ask() -> Any:
+        left = [asyncio.ensure_future(vault.fetch(KEYRING, {})) for _ in range(8)]
+        await asyncio.sleep(0.01)
+        for one in left:
+            one.cancel()
+        with pytest.raises(SecretUnavailable) as refused:
+            await vault.fetch(KEYRING, {})
+        assert refused.value.code == "keyring_timeout"
+        release.set()
+        for _ in range(100):
+            with suppress(SecretUnavailable):
+                return await vault.fetch(KEYRING, {})
+        raise AssertionError("it never has room again")
+
+    assert str(asyncio.run(ask())) == "<Secret gh>"
 
 
 def test_a_value_that_cannot_be_injected_is_refused_at_fetch_too(places: Places, desktop: Desktop):
