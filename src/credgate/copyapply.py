@@ -4,7 +4,7 @@ lost. What the host changed since the run began stands, and the path is refused.
 A file is written beside its place and put there by one rename(2): with RENAME_NOREPLACE where nothing was, with
 RENAME_EXCHANGE where something was, which is looked at once it is out of the way and put back where it is not what the
 run began with. No link is followed, on neither side. Taken over are files, directories and links, with permissions and
-no other bit, as this user's own.
+no other bit, as this user's own. A file in the place of another has that one's group, access list and attributes.
 """
 
 import contextlib
@@ -19,6 +19,10 @@ from io import FileIO
 from credgate.beneath import RENAME_EXCHANGE, RENAME_NOREPLACE, Beneath, rename
 from credgate.copylook import CHANGED, CHUNK, PERMISSIONS, Change, Kind, ancestors, changes, opened_tree
 from credgate.copystore import Copy, CopyError, Entry
+
+MIB = 1 << 20
+_ACL = "system.posix_acl_access"
+_LAYERS = "user.overlay."  # marks of overlayfs itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +93,7 @@ def apply(copy: Copy, paths: Sequence[str]) -> Applied:
     taken: list[Change] = []
     left: list[tuple[Change, str]] = []
     with Beneath(str(copy.upper)) as upper, opened_tree(copy) as tree:
+        _room(upper, tree, chosen)
         for change, step in _steps(chosen):
             why = change.refused or change.conflict or tried(step, upper, tree, change)
             if why:
@@ -97,6 +102,19 @@ def apply(copy: Copy, paths: Sequence[str]) -> Applied:
                 taken.append(change)
     whole = not left and not apart and len({id(c) for c in chosen}) == len(found)
     return Applied(taken=tuple(taken), left=tuple(left), apart=tuple(apart), whole=whole)
+
+
+def _room(upper: Beneath, tree: Beneath, chosen: Sequence[Change]) -> None:
+    """Raise CopyError where the tree's file system has less room than all of it takes: a run makes a thousand names of
+    one file at no cost, and each of them is written as a file. OSError.
+    """
+    files = [c.path for c in chosen if c.after is not None and stat.S_ISREG(c.after.mode) and c.kind is not Kind.MODE]
+    needed = sum(facts.st_blocks * 512 for facts in map(upper.facts, files) if facts is not None)
+    room = os.fstatvfs(tree.root)
+    free = room.f_bavail * room.f_frsize
+    if needed > free:
+        detail = f"to take over: {needed // MIB} MiB, free in the tree: {free // MIB} MiB"
+        raise CopyError("no_room", detail, "see the sizes by `credgate diff`, then name paths")
 
 
 def _chosen(found: Sequence[Change], paths: Sequence[str]) -> tuple[list[Change], list[Change]]:
@@ -181,7 +199,7 @@ def put(upper: Beneath, tree: Beneath, change: Change) -> None:
         aside = _beside()
         made = -1
         try:
-            _write(upper, folder, aside, change)
+            _write(upper, tree, folder, aside, change)
             made = os.stat(aside, dir_fd=folder, follow_symlinks=False).st_ino
             if change.before is None:
                 rename(folder, aside, name, RENAME_NOREPLACE)
@@ -196,7 +214,7 @@ def put(upper: Beneath, tree: Beneath, change: Change) -> None:
         os.unlink(aside, dir_fd=folder)
 
 
-def _write(upper: Beneath, folder: int, name: str, change: Change) -> None:
+def _write(upper: Beneath, tree: Beneath, folder: int, name: str, change: Change) -> None:
     """The copy's file, or link, under a name of our own; on the disk before it takes its place."""
     if change.target:
         os.symlink(change.target, name, dir_fd=folder)
@@ -208,9 +226,41 @@ def _write(upper: Beneath, folder: int, name: str, change: Change) -> None:
         os.fdopen(os.open(name, flags, 0o600, dir_fd=folder), "wb", buffering=0) as made,
     ):
         _copy(source, made)
-        os.fchmod(made.fileno(), after.mode & PERMISSIONS)
+        kept = PERMISSIONS
+        if change.before is not None and stat.S_ISREG(change.before.mode):
+            kept = _as_the_old(tree, change.path, made.fileno())
+        os.fchmod(made.fileno(), after.mode & kept)
         os.utime(made.fileno(), ns=(after.mtime, after.mtime))
         os.fsync(made.fileno())
+
+
+def _as_the_old(tree: Beneath, path: str, made: int) -> int:
+    """Give a file the group, access list and user's attributes of the host's file that it replaces; what of a mode it
+    may have then. With another group, or without its list, the same mode lets in whom the old one kept out.
+    """
+    old = tree.regular(path)
+    try:
+        for name in _attributes(old):
+            os.setxattr(made, name, os.getxattr(old, name))
+        group = os.fstat(old).st_gid
+        if group == os.fstat(made).st_gid:
+            return PERMISSIONS
+        os.fchown(made, -1, group)
+    except PermissionError:  # a group that this user is not in: nobody has what that one had
+        return PERMISSIONS & ~stat.S_IRWXG
+    finally:
+        os.close(old)
+    return PERMISSIONS
+
+
+def _attributes(descriptor: int) -> list[str]:
+    try:
+        names = os.listxattr(descriptor)
+    except OSError as error:
+        if error.errno == errno.ENOTSUP:
+            return []
+        raise
+    return [name for name in names if name == _ACL or (name.startswith("user.") and not name.startswith(_LAYERS))]
 
 
 def _copy(source: FileIO, made: FileIO) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import stat
+import struct
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -555,3 +556,88 @@ def test_what_makes_git_take_any_directory_for_a_repository_is_named(rig: Rig) -
     assert left == wanted
     assert not any((rig.tree / path).exists() for path in wanted)
     assert (rig.tree / "cloned/.git/objects/x").exists()
+
+
+def acl(*entries: tuple[int, int, int]) -> bytes:
+    """The attribute of acl(5), version 2: tag, permissions, id."""
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+def again(rig: Rig) -> None:
+    """Another copy, of the tree as it is by now."""
+    remove(rig.copy.folder)
+    copies = Copies()
+    copies.take(rig.places, spec_of(rig.tree, rig.places, Protection()), Role(name="dev", workdir=Workdir.COPY))
+    os.close(copies._live.pop(RUN)[1])
+    rig.copy = find(rig.places, RUN)
+
+
+NOBODY = 0xFFFFFFFF
+# owner rw, user 65534 rw, group nothing, mask rw, others nothing: its mode is 0660, and the group has nothing
+LIST = acl((1, 6, NOBODY), (2, 6, 65534), (4, 0, NOBODY), (16, 6, NOBODY), (32, 0, NOBODY))
+
+
+def test_a_file_in_the_place_of_another_lets_in_nobody_else(rig: Rig) -> None:
+    """Its access list and attributes stay; the copy's own are a jail's, and none of them is taken over."""
+    host = rig.tree / "keep"
+    os.setxattr(host, "system.posix_acl_access", LIST)
+    os.setxattr(host, "user.note", b"mine")
+    again(rig)
+    written = rig.put("keep", "other\n")
+    os.setxattr(written, "user.theirs", b"x")
+    written.chmod(0o660)
+    assert rig.apply() == ({"keep"}, {})
+    assert host.read_text() == "other\n"
+    assert stat.S_IMODE(host.stat().st_mode) == 0o660
+    assert os.getxattr(host, "system.posix_acl_access") == LIST
+    assert os.getxattr(host, "user.note") == b"mine"
+    assert "user.theirs" not in os.listxattr(host)
+
+
+@pytest.mark.parametrize("member", [True, False])
+def test_a_file_in_the_place_of_another_has_its_group_or_none(
+    rig: Rig, member: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a group that this user is not in nothing is left but what all others have."""
+    host, calls = rig.tree / "keep", list[tuple[int, int]]()
+    real, group = os.fstat, host.stat().st_gid + 4711
+
+    def fstat(descriptor: int) -> os.stat_result:
+        """The host's file is of a group that this process needn't be in, which a test can't make."""
+        facts = real(descriptor)
+        if facts.st_ino != inode:
+            return facts
+        return os.stat_result([*facts[:5], group, *facts[6:]], facts.__reduce__()[1][1])  # type: ignore[misc,index]
+
+    def fchown(_descriptor: int, owner: int, to: int) -> None:
+        calls.append((owner, to))
+        if not member:
+            raise PermissionError
+
+    inode = host.stat().st_ino
+    rig.put("keep", "other\n").chmod(0o664)
+    monkeypatch.setattr(copyapply.os, "fchown", fchown)
+    monkeypatch.setattr(copyapply.os, "fstat", fstat)
+    assert rig.apply() == ({"keep"}, {})
+    assert calls == [(-1, group)]
+    assert stat.S_IMODE(host.stat().st_mode) == (0o664 if member else 0o604)
+
+
+def test_nothing_is_begun_that_has_no_room(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand names of one file are a thousand files once they are taken over."""
+    first = rig.put("first", "x" * 100_000)
+    for number in range(20):
+        os.link(first, rig.upper / f"name{number}")
+    before, real = snapshot(rig.tree), os.fstatvfs
+
+    def small(descriptor: int) -> os.statvfs_result:
+        facts = list(real(descriptor))
+        facts[1], facts[4] = 4096, 300  # f_frsize, f_bavail: 1.2 MB
+        return os.statvfs_result(facts)
+
+    monkeypatch.setattr(copyapply.os, "fstatvfs", small)
+    with pytest.raises(CopyError) as refused:
+        rig.apply()
+    assert refused.value.code == "no_room"
+    assert snapshot(rig.tree) == before
+    assert rig.apply("first", "name3")[0] == {"first", "name3"}
