@@ -6,17 +6,21 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
+import h2.config
+import h2.connection
 import h2.events
 import pytest
 from h2.errors import ErrorCodes
 from mitmproxy.proxy.layers.http import _http2 as mitm
 
 from credgate.gateway import handler, http2
+from credgate.gateway.handler import reset
 from credgate.gateway.http2 import GateHttp2Client
 from credgate.gateway.steps import Timeouts
 from tests.credgate.gateway_rig import FAST, Rig, rig
 from tests.credgate.h2_rig import H2Client
 from tests.credgate.test_gateway_h2 import BOTH, client, fields
+from tests.credgate.test_upstream_proxy import Corporate, behind
 
 type Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -83,6 +87,69 @@ def test_what_a_target_never_took_has_an_end_too(leaves: bool, tmp_path: Path) -
             assert len(r.records("outcome")) == len(r.records("intent")) == 12
 
     asyncio.run(main())
+
+
+SIZE = 2_000_000  # more than the target's window: nobody ever sends the whole of it
+
+
+async def upload(r: Rig) -> tuple[bytes, bytes, str]:
+    """Send as much of a body as may be sent; status and body of the answer, and what ended the wait for it."""
+    c = await client(r)
+    stream = c.conn.get_next_available_stream_id()
+    length = (b"content-length", b"%d" % SIZE)
+    c.conn.send_headers(stream, fields(r, length, method=b"POST"))
+    status, body, left = b"", b"", SIZE
+    async with asyncio.timeout(60):
+        while True:
+            while room := min(c.conn.local_flow_control_window(stream), 16384, left):
+                c.conn.send_data(stream, bytes(room))
+                left -= room
+            c.flush()
+            data = await c.reader.read(65536)
+            for event in c.conn.receive_data(data):
+                if isinstance(event, h2.events.ResponseReceived):
+                    status = dict(event.headers)[b":status"]
+                elif isinstance(event, h2.events.DataReceived):
+                    body += event.data
+                elif isinstance(event, h2.events.StreamEnded | h2.events.StreamReset):
+                    return status, body, type(event).__name__
+            assert data, (status, body, "the connection ended")
+
+
+@pytest.mark.parametrize("then", ["waits", "resets the stream", "closes", "resets"])
+@pytest.mark.parametrize("proxied", [False, True])
+def test_an_answer_in_the_middle_of_an_upload_ends_for_the_client(then: str, proxied: bool, tmp_path: Path) -> None:
+    """RFC 9113 8.1. The client's upload can't end: the window for it is full."""
+
+    async def target(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        conn = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
+        conn.initiate_connection()
+        writer.write(conn.data_to_send())
+        while data := await reader.read(65536):
+            begun = [e for e in conn.receive_data(data) if isinstance(e, h2.events.RequestReceived)]
+            for stream in (event.stream_id for event in begun):
+                conn.send_headers(stream, [(":status", "413"), ("content-length", "2")])
+                conn.send_data(stream, b"no", end_stream=True)
+                if then == "resets the stream":
+                    conn.reset_stream(stream, ErrorCodes.NO_ERROR)
+            writer.write(conn.data_to_send())
+            await writer.drain()
+            if begun and then in ("closes", "resets"):
+                break
+        if then == "resets":
+            reset(writer)
+
+    async def main() -> None:
+        reached = behind(tmp_path, Corporate(), alpn="h2") if proxied else rig(tmp_path, alpn=BOTH)
+        async with reached as r:
+            serve(r, target)
+            assert await upload(r) == (b"413", b"no", "StreamEnded")
+            (outcome,) = r.records("outcome")
+            assert (outcome["status"], r.reasons()) == (413, [])
+            r.good._serve_h2 = type(r.good)._serve_h2.__get__(r.good)  # type: ignore[method-assign]
+            assert (await (await client(r)).ask(fields(r))).status == 200  # and the gateway goes on
+
+    asyncio.run(asyncio.wait_for(main(), 100))
 
 
 @pytest.mark.parametrize("guarded", [True, False])

@@ -18,7 +18,7 @@ from credgate.paths import Places
 from credgate.secretvalue import SecretUnavailable
 from credgate.vault import store
 from rules.correlate import tag_of
-from tests.credgate.gateway_rig import server_tls
+from tests.credgate.gateway_rig import resetting, server_tls
 from tests.credgate.minting_rig import HOST, POLICY, Minting, minting
 from tests.targets.idp import Idp, Provider
 from tests.targets.pki import Authority as TargetCa
@@ -281,6 +281,24 @@ def test_no_answer_stops_the_chain_and_no_connection_does_not(site: Site) -> Non
         asyncio.run(lost(rig))
     site.provider.hang = 0
     site.keep("refresh", site.provider.refresh)  # signed in anew
+    with site.minting() as rig:
+        assert asyncio.run(rig.token()) in site.provider.living
+
+
+def test_a_target_that_resets_as_it_stands_is_named_and_the_chain_goes_on(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the time that we look there is no peer any more. Nothing was sent, so nothing is uncertain."""
+
+    async def slammed(rig: Minting) -> None:
+        async with resetting(monkeypatch) as port:
+            object.__setattr__(rig.policy.endpoints["idp"], "dial_port", port)
+            with pytest.raises(SecretUnavailable, match="upstream_reset"):
+                await rig.token()
+        assert rig.records()[-1]["reason"] == "upstream_reset"
+
+    with site.minting() as rig:
+        asyncio.run(slammed(rig))
     with site.minting() as rig:
         assert asyncio.run(rig.token()) in site.provider.living
 

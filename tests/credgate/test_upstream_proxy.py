@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from credgate.gateway.handler import reset
 from credgate.gateway.steps import Timeouts
-from tests.credgate.gateway_rig import PATIENT, POLICY, SECRET, Rig, rig, server_tls
+from tests.credgate.gateway_rig import PATIENT, POLICY, SECRET, Rig, Seen, rig, server_tls
 from tests.credgate.h2_rig import H2Client
 from tests.targets.pki import Authority as TargetCa
 
@@ -114,6 +115,29 @@ def test_the_target_is_reached_by_name_and_the_secret_is_inside_tls_alone(tmp_pa
             assert "tunnels" not in intent and intent["ts"] <= outcome["tunnels"][0] <= outcome["ts"]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("slams", [True, False])
+def test_an_answer_in_the_middle_of_an_upload(slams: bool, tmp_path: Path) -> None:
+    """The target has read little of it, and closes: by RST, or so that the kernel answers what comes later by one."""
+
+    async def early(_seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(1000)
+        writer.write(b"HTTP/1.1 413 Large\r\nContent-Length: 2\r\n\r\nno")
+        await writer.drain()
+        (reset if slams else asyncio.StreamWriter.close)(writer)
+
+    async def main() -> None:
+        async with behind(tmp_path, Corporate()) as r:
+            r.good.script = early
+            client = await r.tunnel(HOST)
+            head = f"POST /ok/a HTTP/1.1\r\nHost: {HOST}:{r.direct}\r\nContent-Length: 4000000\r\n\r\n"
+            client.writer.write(head.encode() + bytes(4_000_000))
+            answer = await client.answer()
+            assert (answer.status, answer.body) == (413, b"no")
+            assert (r.records("outcome")[0]["status"], r.reasons()) == (413, [])
+
+    asyncio.run(asyncio.wait_for(main(), 100))
 
 
 def test_its_password_goes_to_it_and_nowhere_else(tmp_path: Path) -> None:

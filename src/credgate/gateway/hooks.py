@@ -200,8 +200,8 @@ class Hooks:
         exchange.refusal = None
 
     async def response(self, handler: "GateHandler", flow: HTTPFlow) -> None:
-        """The answer is whole, unless its connection was reset before: then it had no length to tell by."""
-        if handler.is_broken(flow.server_conn):
+        """The answer is whole, unless its connection was reset before: then, but in HTTP/2, nothing told its end."""
+        if not exchange_of(flow).h2 and handler.is_broken(flow.server_conn):
             handler.end(Reason.UPSTREAM_RESET, "the host reset a response without length")
             return
         if exchange_of(flow).status == 101:

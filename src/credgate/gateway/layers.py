@@ -166,6 +166,19 @@ class GateStream(mitm.HttpStream):
         if not (isinstance(event, RequestData) and not event.data):
             yield from super().state_stream_request_body(event)
 
+    def send_response(self, already_streamed: bool = False) -> Commands:
+        """End the answer where it ends. mitmproxy waits for the request's end, which may wait for the answer's: who is
+        told no in the middle of an upload would never hear that this was all (RFC 9113 8.1).
+        """
+        yield from super().send_response(already_streamed)
+        if self._answered_early():
+            yield mitm.SendHttp(ResponseEndOfMessage(self.stream_id), self.context.client)
+
+    def _answered_early(self) -> bool:
+        """Whether the answer is whole, and the request isn't, in HTTP/2."""
+        going_on = self.client_state == self.state_stream_request_body
+        return self.context.client.alpn == b"h2" and going_on and self.server_state == self.state_done
+
     def flow_done(self) -> Commands:
         """Begin the WebSocket that was agreed on; mitmproxy's own layer for it keeps whole messages."""
         exchange = exchange_of(self.flow)
@@ -200,6 +213,11 @@ class GateStream(mitm.HttpStream):
     def handle_protocol_error(self, event: RequestProtocolError | ResponseProtocolError) -> Commands:
         """Answer 502 or 504 while there is no answer yet; later the client's connection ends unclean."""
         exchange = exchange_of(self.flow)
+        if isinstance(event, ResponseProtocolError) and self._answered_early():
+            self.flow.live = False  # the target takes no more of the request, whose answer stands
+            self.client_state = self.server_state = self.state_errored
+            yield mitm.DropStream(self.stream_id)
+            return
         done = self.server_state in (self.state_done, self.state_errored)
         if isinstance(event, RequestProtocolError):
             exchange.client_gone = exchange.client_gone or not done
