@@ -12,6 +12,7 @@ Whoever may not watch, since a jail of the same user took all watches or a direc
 
 import ctypes
 import os
+import select
 import stat
 import struct
 import time
@@ -20,7 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import cast
 
-from credgate import compiled
+from credgate import compiled, loops
+from credgate.loops import WideSelector
 
 # sys/inotify.h
 _MODIFY, _ATTRIB, _CLOSE_WRITE = 0x002, 0x004, 0x008
@@ -52,6 +54,7 @@ class FileWatch:
 
     def __init__(self, paths: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._events = self._mounts = -1
+        self._selector: WideSelector | None = None  # of the loop that would be told
         self._paths, self._clock = tuple(paths), clock
         self._ask = _silent()
         self._not_before = 0.0
@@ -67,6 +70,7 @@ class FileWatch:
             self._events = _watching(self._paths)
             self._mounts = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
             self._ask(self._events, self._mounts)  # the table's news begin with the first question
+            self._listen()
         except (OSError, Unwatchable):
             self.end()
             return False
@@ -74,10 +78,28 @@ class FileWatch:
 
     def is_silent(self) -> bool:
         """Whether nothing has changed since. What isn't watched is never silent."""
-        return self._events >= 0 and self._ask is not None and self._ask(self._events, self._mounts)
+        if self._events < 0 or self._ask is None:
+            return False
+        if self._selector is not None and self._selector.is_fresh():
+            return True  # the kernel was asked a moment ago, along with all else that woke us
+        return self._ask(self._events, self._mounts)
+
+    def _listen(self) -> None:
+        """Have the loop tell, where it can: it waits for all its descriptors in one call."""
+        selector = loops.running()
+        if selector is None or not selector.add_first(self._events, select.EPOLLRDNORM, self.end):
+            return
+        if selector.add_first(self._mounts, select.EPOLLPRI, self.end):
+            self._selector = selector
+        else:
+            selector.remove_first(self._events)
 
     def end(self) -> None:
         """Watch no more."""
+        if self._selector is not None:
+            self._selector.remove_first(self._events)
+            self._selector.remove_first(self._mounts)
+            self._selector = None
         for descriptor in (self._events, self._mounts):
             if descriptor >= 0:
                 os.close(descriptor)

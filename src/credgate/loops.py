@@ -16,10 +16,17 @@ from contextvars import Context
 from time import monotonic
 from typing import Any, Protocol, cast
 
+from credgate import compiled
+
 type Key = selectors.SelectorKey
 type Ready = list[tuple[Key, int]]
 MOST = 256  # events that are asked for at once
 type Call = Callable[[], object]
+type Turn = Callable[[int, float | None, dict[int, Any], Call1 | None], list[tuple[int, int]] | None]
+type Call1 = Callable[[BaseException], object]
+# What descriptors that are called first are watched for. inotify(7) says it beside EPOLLIN, a table of mounts beside
+# EPOLLERR (proc(5)); no socket is asked for it.
+FIRST = select.EPOLLRDNORM | select.EPOLLPRI
 
 
 class Watches(Protocol):
@@ -65,10 +72,15 @@ class WideSelector(selectors.BaseSelector):
 
     def __init__(self, failed: Callable[[BaseException], object] | None = None) -> None:
         self._failed = failed
+        module = compiled.load("turn")
+        self._compiled: Turn | None = None if module is None else module.turn
+        self._is_fresh: Callable[[int], bool] | None = None if module is None else module.fresh
+        self._firsts: set[int] = set()
         self.due = True
         self._calls: dict[int, _Calls] = {}  # of those that have room in the epoll
         self._epoll = selectors.EpollSelector()
         self._same = select.epoll.fromfd(os.dup(self._epoll.fileno()))  # asked without an object of each event
+        self._fd = self._same.fileno()
         self._poll = selectors.PollSelector()
         self._poll.register(self._epoll.fileno(), selectors.EVENT_READ)
         self._crowded = False  # something is polled besides the epoll itself
@@ -85,6 +97,11 @@ class WideSelector(selectors.BaseSelector):
             if error.errno != errno.ENOSPC:
                 raise
         self._crowded = True
+        for fd in tuple(self._firsts):  # such turns don't call them first
+            calls = self._calls[fd]
+            self.remove_first(fd)
+            if calls.read is not None:
+                self._call(calls.read)
         return self._poll.register(fileobj, events, data)
 
     def unregister(self, fileobj: Any) -> Key:
@@ -115,18 +132,29 @@ class WideSelector(selectors.BaseSelector):
         """Wait once, and call who is to be called."""
         if self._crowded:
             return self._sorted(self._ready(timeout))
-        strangers = None
-        for fd, event in self._same.poll(timeout, MOST):
+        if self._compiled is not None:
+            strangers = self._compiled(self._fd, timeout, self._calls, self._failed)
+        else:
+            strangers = self._called(timeout)
+        return self._registered(strangers) if strangers else []
+
+    def _called(self, timeout: float | None) -> list[tuple[int, int]]:
+        """Wait, and call who is to be called; returns of whom nobody is. As native/modules/turn.c, which serves where
+        it was built.
+        """
+        strangers = []
+        found = self._same.poll(timeout, MOST)
+        found.sort(key=lambda one: not one[1] & FIRST)
+        for fd, event in found:
             calls = self._calls.get(fd)
             if calls is None:
-                strangers = [] if strangers is None else strangers
                 strangers.append((fd, event))
                 continue
             if event & ~select.EPOLLOUT and calls.read is not None:
                 self._call(calls.read)
             if event & ~select.EPOLLIN and calls.write is not None:
                 self._call(calls.write)
-        return self._registered(strangers) if strangers else []
+        return strangers
 
     def _registered(self, found: list[tuple[int, int]]) -> Ready:
         """As EpollSelector says it."""
@@ -198,6 +226,36 @@ class WideSelector(selectors.BaseSelector):
         """As a loop's."""
         self._unwatched(fd, selectors.EVENT_WRITE)
 
+    def add_first(self, fd: int, event: int, callback: Call) -> bool:
+        """Have `callback` called before all others that are called in the same turn, once one of FIRST is there.
+
+        False: there is no room for it, or not in such an order. When room gets scarce later it is taken back, and
+        called.
+        """
+        if self._crowded or self._compiled is None:
+            return False
+        try:
+            self._same.register(fd, event & FIRST)
+        except OSError:
+            return False
+        calls = self._calls[fd] = _Calls()
+        calls.read = callback
+        self._firsts.add(fd)
+        return True
+
+    def remove_first(self, fd: int) -> None:
+        """Take it back; nothing is done for one that isn't there."""
+        if fd in self._firsts:
+            self._firsts.discard(fd)
+            del self._calls[fd]
+            self._same.unregister(fd)
+
+    def is_fresh(self) -> bool:
+        """Whether this is called within a turn that began a moment ago (2 ms), and each of `add_first` whose
+        descriptor was ready then was called: nothing had happened to the others.
+        """
+        return self._is_fresh is not None and self._is_fresh(self._fd)
+
     def _watched(self, fd: int, event: int) -> _Calls:
         key = self.get_map().get(fd)
         if key is None:
@@ -235,6 +293,7 @@ class WideSelector(selectors.BaseSelector):
 
     def close(self) -> None:
         """As BaseSelector."""
+        self._firsts.clear()
         self._poll.close()
         self._same.close()
         self._epoll.close()
@@ -273,6 +332,15 @@ class WideLoop(asyncio.SelectorEventLoop):
 def new_loop() -> WideLoop:
     """The loop_factory of these processes."""
     return WideLoop()
+
+
+def running() -> WideSelector | None:
+    """The selector of the loop that this is called on, where it has such a one."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+    return loop.wide if isinstance(loop, WideLoop) else None
 
 
 def watches(loop: asyncio.AbstractEventLoop) -> Watches:
