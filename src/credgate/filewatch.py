@@ -19,10 +19,12 @@ import time
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from credgate import compiled, loops
-from credgate.loops import WideSelector
+
+if TYPE_CHECKING:
+    from credgate.loops import WideSelector
 
 # sys/inotify.h
 _MODIFY, _ATTRIB, _CLOSE_WRITE = 0x002, 0x004, 0x008
@@ -54,7 +56,8 @@ class FileWatch:
 
     def __init__(self, paths: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._events = self._mounts = -1
-        self._selector: WideSelector | None = None  # of the loop that would be told
+        self._selector: WideSelector | None = None  # of the loop that is told
+        self._is_fresh: Callable[[], bool] | None = None  # whether it was just now
         self._paths, self._clock = tuple(paths), clock
         self._ask = _silent()
         self._not_before = 0.0
@@ -80,7 +83,7 @@ class FileWatch:
         """Whether nothing has changed since. What isn't watched is never silent."""
         if self._events < 0 or self._ask is None:
             return False
-        if self._selector is not None and self._selector.is_fresh():
+        if self._is_fresh is not None and self._is_fresh():
             return True  # the kernel was asked a moment ago, along with all else that woke us
         return self._ask(self._events, self._mounts)
 
@@ -90,7 +93,7 @@ class FileWatch:
         if selector is None or not selector.add_first(self._events, select.EPOLLRDNORM, self.end):
             return
         if selector.add_first(self._mounts, select.EPOLLPRI, self.end):
-            self._selector = selector
+            self._selector, self._is_fresh = selector, selector.is_fresh
         else:
             selector.remove_first(self._events)
 
@@ -99,7 +102,7 @@ class FileWatch:
         if self._selector is not None:
             self._selector.remove_first(self._events)
             self._selector.remove_first(self._mounts)
-            self._selector = None
+            self._selector = self._is_fresh = None
         for descriptor in (self._events, self._mounts):
             if descriptor >= 0:
                 os.close(descriptor)

@@ -13,6 +13,7 @@ import selectors
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from contextvars import Context
+from functools import partial
 from time import monotonic
 from typing import Any, Protocol, cast
 
@@ -119,8 +120,13 @@ class WideSelector(selectors.BaseSelector):
         """As BaseSelector, of what is registered."""
         self.due = timeout is not None and timeout <= 0
         until = None if timeout is None else monotonic() + timeout
+        wait = None if self._crowded else self._compiled
         while True:
-            others = self._turn(timeout)
+            if wait is not None and not self._crowded:
+                strangers = wait(self._fd, timeout, self._calls, self._failed)
+                others = self._registered(strangers) if strangers else []
+            else:
+                others = self._turn(timeout)
             if others or self.due:
                 return others
             if until is not None:
@@ -132,11 +138,7 @@ class WideSelector(selectors.BaseSelector):
         """Wait once, and call who is to be called."""
         if self._crowded:
             return self._sorted(self._ready(timeout))
-        if self._compiled is not None:
-            strangers = self._compiled(self._fd, timeout, self._calls, self._failed)
-        else:
-            strangers = self._called(timeout)
-        return self._registered(strangers) if strangers else []
+        return self._registered(self._called(timeout))
 
     def _called(self, timeout: float | None) -> list[tuple[int, int]]:
         """Wait, and call who is to be called; returns of whom nobody is. As native/modules/turn.c, which serves where
@@ -250,11 +252,12 @@ class WideSelector(selectors.BaseSelector):
             del self._calls[fd]
             self._same.unregister(fd)
 
-    def is_fresh(self) -> bool:
-        """Whether this is called within a turn that began a moment ago (2 ms), and each of `add_first` whose
+    @property
+    def is_fresh(self) -> Callable[[], bool]:
+        """Says whether it is called within a turn that began a moment ago (2 ms), and each of `add_first` whose
         descriptor was ready then was called: nothing had happened to the others.
         """
-        return self._is_fresh is not None and self._is_fresh(self._fd)
+        return _never if self._is_fresh is None else partial(self._is_fresh, self._fd)
 
     def _watched(self, fd: int, event: int) -> _Calls:
         key = self.get_map().get(fd)
@@ -299,8 +302,14 @@ class WideSelector(selectors.BaseSelector):
         self._epoll.close()
 
 
+def _never() -> bool:
+    return False
+
+
 class WideLoop(asyncio.SelectorEventLoop):
     """The event loop of the gateway's processes. `wide`: its selector, which is told when there is more to do."""
+
+    time = staticmethod(monotonic)  # as asyncio's, without a frame: it is asked for each deadline
 
     def __init__(self) -> None:
         self.wide = WideSelector(self._told)

@@ -156,11 +156,13 @@ _PAIRS = tuple(high + low for high in _DIGITS for low in _DIGITS)
 
 def base36(number: int) -> str:
     """A number as it stands in tags."""
-    digits = ""
-    while number >= len(_PAIRS):
-        number, pair = divmod(number, len(_PAIRS))
-        digits = _PAIRS[pair] + digits
-    return (_PAIRS[number].lstrip("0") + digits) if number else digits or "0"
+    high, pair = divmod(number, len(_PAIRS))
+    return _above(high) + _PAIRS[pair] if high else _PAIRS[pair].lstrip("0") or "0"
+
+
+@lru_cache(maxsize=4)  # the same for 1,296 numbers in a row
+def _above(number: int) -> str:
+    return base36(number)
 
 
 def _uuid(*parts: str | bytes) -> str:

@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,9 @@ class FakeVault:
             return None
         self.fetched.append(rule.name)
         return Secret(rule.name, self.values[rule.name])
+
+    def asking(self, rule: SecretRule, env: Mapping[str, str]) -> Callable[[], Secret | None]:
+        return partial(self.kept, rule, env)
 
     async def fetch(self, rule: SecretRule, env: Mapping[str, str]) -> Secret:
         self.fetched.append(rule.name)

@@ -373,7 +373,7 @@ def test_it_leads_where_the_way_led(
         (tmp_path / name).mkdir()
         if name == "without":
             assert went[0] or scene is two_by_turns
-            monkeypatch.setattr(Beaten, "_again", lambda *_: False)
+            monkeypatch.setattr(Beaten, "again", lambda *_: False)
             went[0] = 0
         ways.append(asyncio.run(observed(scene, tmp_path / name), loop_factory=new_loop))
     assert not went[0]
@@ -501,14 +501,14 @@ def test_nothing_leaves_that_is_not_on_the_disk(where: str, tmp_path: Path, monk
 def test_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the second request on."""
     taken: list[bool] = []
-    again = Beaten._again
+    again = Beaten.again
 
     def watched(self: Beaten, data: bytes) -> bool:
         taken.append(again(self, data))
         return taken[-1]
 
     async def main() -> None:
-        monkeypatch.setattr(Beaten, "_again", watched)
+        monkeypatch.setattr(Beaten, "again", watched)
         async with rig(tmp_path) as r:
             await asks(await r.tunnel(), head(r), 5)
 

@@ -6,6 +6,7 @@ what can change between two requests is asked for each. Whatever is other than b
 is, from where it stands: each turn has the very state here that it would have there (docs/decisions/0260).
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,11 +18,11 @@ from credgate.gateway.framing import Counted, values
 from credgate.gateway.head import RequestHead
 from credgate.gateway.judge import Judge, at_hand
 from credgate.gateway.laneanswer import Answering
-from credgate.gateway.link import Link
+from credgate.gateway.link import Link, Owned
 from credgate.gateway.noting import Notes
 from credgate.gateway.prepared import Prepared, Sent, given
 from credgate.gateway.turn import Turn
-from credgate.runs import Run
+from credgate.secretvalue import Secret
 from rules.correlate import base36
 from rules.reasons import Reason
 from rules.request import Wire
@@ -29,6 +30,9 @@ from rules.scrub import Table
 
 if TYPE_CHECKING:
     from credgate.gateway.client import Client
+
+
+type Kept = Callable[[], Secret | None]
 
 
 class Asked(msgspec.Struct, eq=False, frozen=True, kw_only=True):
@@ -56,12 +60,15 @@ class Track(msgspec.Struct, eq=False, frozen=True, kw_only=True):
     given: tuple[object, ...]  # to the rules, beside the head: as Prepared is kept by
     ready: Prepared
     sent: Sent
+    asks: tuple[tuple[Kept, Secret], ...]  # what is put in, and what says whether it still is that
+    owned: Owned  # the connection's
     table: Table
     target: Target
     pin: str
     proof: str
     way: Any  # of its lines, as Notes has it
-    framing: bytes  # of the request's head: what it says of a body, and its empty line
+    begin: bytes  # of the request's head, up to the ledger's number of its intent where that is in it
+    end: bytes  # behind that: what it says of a body, and its empty line
 
     @classmethod
     def of(cls, judge: Judge, notes: Notes[Any], state: ClientState, asked: Asked, link: Link) -> "Track | None":
@@ -78,19 +85,23 @@ class Track(msgspec.Struct, eq=False, frozen=True, kw_only=True):
         way = notes.find(state, sent, target.pin(link.pin), target.note)
         if way is None or not link.owned.serves(run, target, link.pin):
             return None
-        lengths = values(asked.head.fields, b"content-length")
+        lengths = [b"content-length: %d\r\n" % int(one) for one in values(asked.head.fields, b"content-length")]
+        named = bool(sent.marks.names)
         return cls(
             asked=asked,
             link=link,
             given=given(run, others),
             ready=ready,
             sent=sent,
+            asks=tuple([(judge.asking(run, name), secret) for name, secret in sent.secrets.items()]),
+            owned=link.owned,
             table=ready.clean,
             target=target,
             pin=link.pin,
             proof=run.proof,
             way=way,
-            framing=b"".join([b"content-length: %d\r\n" % int(length) for length in lengths]) + b"\r\n",
+            begin=b"%buser-agent: %b" % (sent.lines, sent.agent) if named else sent.lines,
+            end=b"".join([b"\r\n" if named else b"", *lengths, b"\r\n"]),
         )
 
     def holds(self, judge: Judge, state: ClientState) -> bool:
@@ -102,14 +113,11 @@ class Track(msgspec.Struct, eq=False, frozen=True, kw_only=True):
             return False
         if state.closed or state.targets.get(self.target.key) is not self.target:
             return False
-        return standing.closed(run, self.ready.use) is None and self._has_secrets(judge, run)
-
-    def _has_secrets(self, judge: Judge, run: Run) -> bool:
-        for name, secret in self.sent.secrets.items():
-            now = judge.kept(run, name)
+        for kept, secret in self.asks:
+            now = kept()
             if now is not secret and (now is None or now.reveal() != secret.reveal()):
                 return False
-        return True
+        return standing.closed(run, self.ready.use) is None
 
     def exchange(self) -> Exchange:
         """One request of these."""
@@ -130,10 +138,9 @@ class Track(msgspec.Struct, eq=False, frozen=True, kw_only=True):
 
     def head(self, seq: int) -> bytes:
         """What is sent as request `seq` of the ledger."""
-        sent = self.sent
-        if not sent.marks.names:
-            return sent.lines + self.framing
-        return b"%buser-agent: %b%b\r\n%b" % (sent.lines, sent.agent, base36(seq).encode("ascii"), self.framing)
+        if not self.sent.marks.names:
+            return self.begin + self.end
+        return b"%b%b%b" % (self.begin, base36(seq).encode("ascii"), self.end)
 
 
 class Beaten(Answering):
@@ -148,15 +155,20 @@ class Beaten(Answering):
         self._track: Track | None = None
         self._noted: Turn | None = None  # on the track, its intent on the way to the disk
         self._notes = client.steps.judge.notes()
+        self._links = client.pool
 
     # -- the request --------------------------------------------------------------------------------------------------
 
-    def _again(self, data: bytes) -> bool:
+    def again(self, data: bytes) -> bool:
         """Take the request that these bytes are, if it is on the track. False: nothing was done."""
         asked, link, notes = self._asked, self._link, self._notes
         if asked is None:
             return notes is not None and self._begins(data)
-        if link is None or notes is None or data != asked.raw or self._is_busy or not link.is_quiet:
+        if link is None or notes is None or data != asked.raw:
+            return False
+        if self._turn is not None or self._judging or self._buffer or self._yields:  # something is on its way, or waits
+            return False
+        if self._over or self._lingering or self._pipe.full or not link.is_quiet:
             return False
         judge, state, track = self._steps.judge, self._state, self._track
         if track is None or track.asked is not asked or track.link is not link or not track.holds(judge, state):
@@ -165,7 +177,16 @@ class Beaten(Answering):
                 return False
             self._client.ways.track = track
         state.bindings.update(track.ready.names)
-        turn = self._turn_on(track)
+        turn = Turn(
+            exchange=track.exchange(),
+            wire=asked.wire,
+            head=asked.head,
+            body=Counted(0),
+            client_keeps=True,
+            expects=False,
+            link=link,
+            track=track,
+        )
         if not notes.note(state, turn.exchange, track.ready.use, track.way, self._landed):
             return False
         self._judging, self._noted = True, turn
@@ -180,7 +201,7 @@ class Beaten(Answering):
         if link is None:
             return False
         self._track = client.ways.track
-        if self._again(data):
+        if self.again(data):
             return True
         client.pool.rest(link)
         return False
@@ -205,45 +226,23 @@ class Beaten(Answering):
         state.pins[target.key] = link.pin
         return link
 
-    @property
-    def _is_busy(self) -> bool:
-        """Whether anything is on its way, or waits."""
-        ours = self._turn is not None or self._judging or self._buffer or self._yields
-        return bool(ours or self._over or self._lingering or self._pipe.full)
-
-    def _turn_on(self, track: Track) -> Turn:
-        asked = track.asked
-        return Turn(
-            exchange=track.exchange(),
-            wire=asked.wire,
-            head=asked.head,
-            body=Counted(0),
-            client_keeps=True,
-            expects=False,
-            link=track.link,
-            track=track,
-        )
-
     def _landed(self, error: Exception | None) -> None:
         """A sync has ended that began behind the intent."""
         turn, self._noted = self._noted, None
         try:
-            self._on_disk(turn, error)
+            notes, track = self._notes, None if turn is None else turn.track
+            if turn is None or notes is None or track is None:
+                raise RuntimeError("nobody waits")
+            if error is None and notes.is_noted(turn.exchange.intent_seq) and self._may_go(track):
+                self._client.judged(turn, self._go)
+            elif not turn.exchange.intent_seq:
+                self._client.anew(turn, self._came_back)
+            else:
+                self._client.written(turn, track.ready.use, self._came_back)
         except Exception as why:  # noqa: BLE001 - the outermost frame: others wait for the same sync
             self._client.failed(why)
             if turn is not None:
                 self._client.judged(turn, None)
-
-    def _on_disk(self, turn: Turn | None, error: Exception | None) -> None:
-        notes = self._notes
-        if turn is None or notes is None or turn.track is None:
-            raise RuntimeError("nobody waits")
-        if error is None and notes.is_noted(turn.exchange) and self._may_go(turn.track):
-            self._client.judged(turn, self._go)
-        elif not turn.exchange.intent_seq:
-            self._client.anew(turn, self._came_back)
-        else:
-            self._client.written(turn, turn.track.ready.use, self._came_back)
 
     def _may_go(self, track: Track) -> bool:
         """Whether nothing has changed while it waited."""
@@ -257,20 +256,18 @@ class Beaten(Answering):
             raise RuntimeError("no track")
         state = self._state
         state.run.allowed += 1
-        if self._gone or link is not track.link or not (link.is_quiet and self._serves(link, track)):
+        same = link is track.link and link.owned is track.owned  # which served the run
+        if link is None or self._gone or not (same and link.is_quiet and link.owned.generation == state.run.generation):
             turn.take(track.sent.numbered(exchange.intent_seq))
             self._came_back(turn)
             return
         self._judging, self._turn, turn.head_sent = False, turn, True
-        self._client.pool.busy(link)
+        self._links.busy(link)
         state.pins[track.target.key] = link.pin
         exchange.timer = self._deadline.later(self._steps.timeouts.first_byte, self._late)
         link.send(track.head(exchange.intent_seq))
         if self._buffer:
             self._go_on()
-
-    def _serves(self, link: Link, track: Track) -> bool:
-        return link.owned.serves(self._state.run, track.target, link.pin)
 
     def _late(self) -> None:
         """The answer's head is not there in time."""
@@ -309,7 +306,7 @@ class Beaten(Answering):
         link.idle = min(link.idle, again.idle)
         link.uses += 1
         self._turn = None
-        self._client.pool.rest(link)
+        self._links.rest(link)
         self._pipe.send(b"%b\r\n%b" % (again.lines, body))
         if self._buffer:
             self._go_on()

@@ -78,9 +78,11 @@ class Client(Ending):
     def received(self, _pipe: Pipe, data: bytes) -> None:
         """Bytes of the client's."""
         self._moved = monotonic()
+        lane = self._lane
         try:
-            if self._lane is not None:
-                self._lane.received(data)
+            if lane is not None:
+                if not lane.again(data):
+                    lane.received(data)
             elif self._outer:
                 self._ask(data)
             else:
@@ -162,7 +164,7 @@ class Client(Ending):
         elif data[:1].isalpha() or data[:1] == b"\r":
             self._progressed()
             self._lane, self._next = self._next or Lane(self, outer=False), None
-            self._lane.received(data)
+            self._lane.begin(data)
         else:
             self._hooks.judge.records.connection(self.state, Reason.NOT_HTTP, detail="neither TLS nor HTTP")
             self._finish()
@@ -173,7 +175,7 @@ class Client(Ending):
         place = self._door.connects.find(state, data)
         if place is None:
             self._lane = Lane(self, outer=True)
-            self._lane.received(data)
+            self._lane.begin(data)
             if state.connect_port:
                 self._door.connects.keep(state, data)
             return
@@ -237,7 +239,8 @@ class Client(Ending):
     def admit(self, turn: Turn, then: Callable[[Turn], None]) -> bool:
         """Have a request judged, and rewritten where it may go: True where that is done, else `then` is told later."""
         try:
-            noted = None if turn.collecting else self._at_once(turn)
+            at_once, connected = self.steps.at_once, self._connected()
+            noted = None if turn.collecting else at_once(self.state, turn.exchange, turn.wire, connected)
         except Exception as error:  # noqa: BLE001 - as in _judge
             self._not_judged(turn, error)
             return True
@@ -247,9 +250,6 @@ class Client(Ending):
             return True
         self._judging[turn] = task
         return False
-
-    def _at_once(self, turn: Turn) -> Use | Deny | None:
-        return self.steps.at_once(self.state, turn.exchange, turn.wire, self._connected())
 
     def waits(self, turn: Turn) -> None:
         """A request that `admit` was not asked for waits for the disk; `judged` or `written` is next."""
@@ -309,7 +309,8 @@ class Client(Ending):
     def judged(self, turn: Turn, then: Callable[[Turn], None] | None) -> None:
         """A request that had to wait doesn't any more; the lane goes on with it, unless all is over."""
         self._judging.pop(turn, None)
-        self._record_if_dead()
+        if self.dead:
+            self._record_if_dead()
         if then is not None and not self.dead:
             self._moved = monotonic()
             try:

@@ -4,6 +4,7 @@ rules said yes, nothing is injected before the ledger has it on disk, nothing is
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mitmproxy.http import Headers, HTTPFlow
@@ -261,6 +262,13 @@ class Judge:
         if rule.kind is SourceKind.MINT:
             return self.minter.kept(run, rule)
         return self.vault.kept(rule, run.caller_env)
+
+    def asking(self, run: Run, name: str) -> Callable[[], Secret | None]:
+        """Asks that, of a run whose policy stays."""
+        rule = run.policy.secrets[name]
+        if rule.kind is SourceKind.MINT:
+            return partial(self.minter.kept, run, rule)
+        return self.vault.asking(rule, run.caller_env)
 
     def doubt(self, run: Run, sent: Mapping[str, Secret]) -> None:
         """The target refused a request with these secrets."""

@@ -47,9 +47,14 @@ class Lane(Beaten):
 
     # -- what comes ---------------------------------------------------------------------------------------------------
 
+    def begin(self, data: bytes) -> None:
+        """Take the first that the client sends."""
+        if not self.again(data):
+            self.received(data)
+
     def received(self, data: bytes) -> None:
-        """Take what the client sends."""
-        if self._over or self._again(data):
+        """Take what the client sends, which was not the last request again."""
+        if self._over:
             return
         if self._lingering:
             self._forget(data)

@@ -22,7 +22,8 @@ class TargetSide:
     """Everything of a lane but what its client sends. `_turn` is the one request that is on its way."""
 
     def __init__(self, client: "Client") -> None:
-        self._client, self._pipe, self._steps, self._state = client, client.pipe, client.steps, client.state
+        self.client = self._client = client  # whose lane it is
+        self._pipe, self._steps, self._state = client.pipe, client.steps, client.state
         self._buffer = b""
         self._turn: Turn | None = None
         self._link: Link | None = None
@@ -32,11 +33,6 @@ class TargetSide:
         self._rest: Counted | Chunked | None = None  # of a request, read and forgotten
         self._goes_on = False  # behind it
         self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def client(self) -> "Client":
-        """Whose connection it is."""
-        return self._client
 
     def heard(self, link: Link) -> None:
         """Something came of a target."""

@@ -33,8 +33,8 @@ class Notes[W](Protocol):
         False: nothing was done, and whoever judges it finds why.
         """
 
-    def is_noted(self, exchange: Exchange) -> bool:
-        """Whether the intent is on the disk. Without a number of its line there is none: it has to be judged anew."""
+    def is_noted(self, seq: int, /) -> bool:
+        """Whether an intent is on the disk, by its number. With 0 there is none: it has to be judged anew."""
 
     def went(self, state: ClientState, exchange: Exchange, way: W) -> None:
         """As Records.outcome, of a request that is known to have gone as it should."""
@@ -73,9 +73,9 @@ class OwnNotes:
         self._ledger.tell(told)
         return True
 
-    def is_noted(self, exchange: Exchange) -> bool:
+    def is_noted(self, seq: int, /) -> bool:
         """As Notes."""
-        return self._ledger.has(exchange.intent_seq)
+        return seq > 0 and self._ledger.has(seq)
 
     def went(self, state: ClientState, exchange: Exchange, way: Own) -> None:
         """As Notes."""

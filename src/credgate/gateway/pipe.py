@@ -89,11 +89,11 @@ class Pipe(asyncio.BufferedProtocol):
         "_own",
         "_paused",
         "_ready",
-        "_room",
         "_ticket",
         "_tls",
         "_transport",
         "broken",
+        "buffer",
         "closing",
         "end",
         "ended",
@@ -117,7 +117,7 @@ class Pipe(asyncio.BufferedProtocol):
         self._incoming: ssl.MemoryBIO
         self._outgoing: ssl.MemoryBIO
         self._paused = False
-        self._room = READ  # bytes that are read at once
+        self.buffer = _wire  # where to read to, at once
         self._own = 0
         self._left = False  # by a FIN, without TLS's own end before it
         self._ticket = 0  # bytes of a session ticket, which goes with the first bytes that are sent
@@ -145,38 +145,18 @@ class Pipe(asyncio.BufferedProtocol):
 
     def get_buffer(self, _sizehint: int) -> memoryview:
         """Where to read to."""
-        return _wire if self._room >= READ else _wire[: self._room]
+        return self.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes were read. Some take long, as chunks of one byte do: then fewer are read at once for a while,
-        and the other connections have their turn between.
+        """Bytes were read: nearly always one record, as a request or an answer comes. Whatever else it is, or more
+        there is, `_took` and `_pump` do.
         """
-        if nbytes < SHORT:
-            self._take(nbytes)
-            return
-        begin = time.monotonic()
-        self._take(nbytes)
-        took = time.monotonic() - begin
-        if took > SLOW:
-            self._room = max(SHORT, self._room // 4)
-        elif self._room < READ and took < SLOW / 4:
-            self._room *= 2
-
-    def _take(self, nbytes: int) -> None:
-        if self.closing or self.ended:
-            return
-        if self._tls is None:
-            self.end.received(self, bytes(_wire[:nbytes]))
+        tls = self._tls
+        if tls is None or nbytes >= SHORT or not self.secure or self.closing or self.ended:
+            self._took(nbytes)
             return
         self._incoming.write(_wire[:nbytes])
-        if self.secure and nbytes < SHORT:
-            self._one_record(nbytes)
-        else:
-            self._pump()
-
-    def _one_record(self, nbytes: int) -> None:
-        """Take what was read, as a request or an answer comes: one record. Whatever more there is, `_pump` does."""
-        data, over, tls = b"", False, cast("ssl.SSLObject", self._tls)
+        data, over = b"", False
         try:
             data = tls.read(nbytes)
             over = not data  # close_notify
@@ -190,6 +170,33 @@ class Pipe(asyncio.BufferedProtocol):
             self.end.received(self, data)
         else:
             self._pump(data, over)
+
+    def _took(self, nbytes: int) -> None:
+        """Take what was read. Some take long, as chunks of one byte do: then fewer are read at once for a while,
+        and the other connections have their turn between.
+        """
+        if nbytes < SHORT:
+            self._take(nbytes)
+            return
+        begin = time.monotonic()
+        self._take(nbytes)
+        took = time.monotonic() - begin
+        if took > SLOW:
+            self._reads(max(SHORT, len(self.buffer) // 4))
+        elif len(self.buffer) < READ and took < SLOW / 4:
+            self._reads(len(self.buffer) * 2)
+
+    def _reads(self, room: int) -> None:
+        self.buffer = _wire[:room]
+
+    def _take(self, nbytes: int) -> None:
+        if self.closing or self.ended:
+            return
+        if self._tls is None:
+            self.end.received(self, bytes(_wire[:nbytes]))
+            return
+        self._incoming.write(_wire[:nbytes])
+        self._pump()
 
     def eof_received(self) -> None:
         """The other side's FIN. asyncio closes the socket then, once all was sent."""

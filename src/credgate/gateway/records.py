@@ -83,7 +83,8 @@ class Records:
 
     def put(self, form: Form, values: Given, *, held: bool = True) -> int:
         """As intent, by what `known_intent` or `claim` returned; `held` where a secret is in it."""
-        return self._own.put(form, values, held=held)
+        forms = self._forms
+        return (self._own if forms is None else forms).put(form, values, held=held)
 
     def claim(self, fields: Mapping[str, object], marks: Marks) -> tuple[Form, Given]:
         """What intents of another process of the gateway are written by; `fields` as intent_fields gives them.
@@ -187,7 +188,8 @@ class Records:
         exchange.finished = True
         state.exchanges.discard(exchange)
         state.run.turned_away += exchange.status in TURNED_AWAY
-        self._own.put(form, _counted(exchange))
+        forms = self._forms
+        (self._own if forms is None else forms).put(form, _counted(exchange))
 
     def _ended(self, state: ClientState, exchange: Exchange, more: dict[str, object]) -> None:
         self.ledger.append(
@@ -323,7 +325,7 @@ def _counted(exchange: Exchange) -> Values:
     return (
         exchange.ids or None,
         exchange.intent_seq,
-        exchange.ms,
+        int((time.monotonic() - exchange.started) * 1000),
         exchange.req_bytes,
         exchange.resp_bytes,
         exchange.status or None,

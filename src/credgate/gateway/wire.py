@@ -68,29 +68,26 @@ class Wire(asyncio.Transport):
     def _readable(self) -> None:
         if self._closing:
             return
-        self._inside = True
-        self._read()
-        self._inside = False
-        if self._lost:
-            self._tell()
-
-    def _read(self) -> None:
+        self._inside, pipe = True, self._pipe
         try:
-            size = self._sock.recv_into(self._pipe.get_buffer(-1))
+            size = self._sock.recv_into(pipe.buffer)
         except (BlockingIOError, InterruptedError):
-            return
+            size = -1
         except OSError as error:
             self._end(error)
-            return
+            size = -1
         try:
-            if size:
-                self._pipe.buffer_updated(size)
-            else:
-                self._pipe.eof_received()
+            if size > 0:
+                pipe.buffer_updated(size)
+            elif not size:
+                pipe.eof_received()
                 self.close()
         except Exception as error:  # noqa: BLE001 - the outermost frame: a pipe has nobody to tell, the connection ends
             logger.error("gateway: pipe failed: %s at %s", type(error).__name__, where(error))
             self._end(error)
+        self._inside = False
+        if self._lost:
+            self._tell()
 
     def is_reading(self) -> bool:
         """Whether bytes are read when they come."""
@@ -115,8 +112,14 @@ class Wire(asyncio.Transport):
         if self._closing:
             return
         if not self._out:
-            sent = self._send(data)
-            if sent == len(data) or sent < 0:
+            try:
+                sent = self._sock.send(data)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError as error:
+                self._unsendable(error)
+                return
+            if sent == len(data):
                 return
             if sent:
                 data = memoryview(data)[sent:]
@@ -125,16 +128,6 @@ class Wire(asyncio.Transport):
         if len(self._out) > HIGH and not self._full:
             self._full = True
             self._pipe.pause_writing()
-
-    def _send(self, data: Any) -> int:
-        """How many bytes the kernel took; -1 where it takes none any more."""
-        try:
-            return self._sock.send(data)
-        except (BlockingIOError, InterruptedError):
-            return 0
-        except OSError as error:
-            self._unsendable(error)
-            return -1
 
     def _unsendable(self, error: OSError) -> None:
         """End it; of a target first take what it said: an early answer to a body that it doesn't want. The kernel keeps
@@ -160,7 +153,7 @@ class Wire(asyncio.Transport):
                     break
         except OSError:
             pass  # no more is there
-        except Exception as fault:  # noqa: BLE001 - as in _read
+        except Exception as fault:  # noqa: BLE001 - as in _readable
             logger.error("gateway: pipe failed: %s at %s", type(fault).__name__, where(fault))
         self._lose(error)
         self._inside = False
@@ -168,15 +161,19 @@ class Wire(asyncio.Transport):
 
     def _one_more(self) -> bool:
         """Whether another read may have something."""
-        size = self._sock.recv_into(self._pipe.get_buffer(-1))
+        size = self._sock.recv_into(self._pipe.buffer)
         if size:
             self._pipe.buffer_updated(size)
         return bool(size) and not self._lost
 
     def _writable(self) -> None:
-        with memoryview(self._out) as waiting:
-            sent = self._send(waiting)
-        if sent < 0:
+        try:
+            with memoryview(self._out) as waiting:
+                sent = self._sock.send(waiting)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._unsendable(error)
             return
         del self._out[:sent]
         if self._full and len(self._out) <= LOW:

@@ -12,7 +12,8 @@ import os
 import platform
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol, Self, cast
+from functools import partial
+from typing import Protocol, Self
 
 from credgate import compiled
 
@@ -54,11 +55,13 @@ class _Event(ctypes.Structure):  # struct io_event
 class Later(Protocol):
     """Syncs that end later. `done`, an eventfd, counts each one that has."""
 
-    def submit(self, fd: int, mark: int) -> None:
-        """Begin to sync what is in the file now. Raises OSError: nothing was begun."""
+    @property
+    def submit(self) -> Callable[[int, int], None]:
+        """Begins to sync what is in the file, by its mark. Raises OSError: nothing was begun."""
 
-    def landed(self) -> list[tuple[int, int]]:
-        """What ended since the last call: its mark, and 0 or an errno."""
+    @property
+    def landed(self) -> Callable[[], list[tuple[int, int]]]:
+        """Says what ended since the last call: its mark, and 0 or an errno."""
 
     def close(self) -> None:
         """Wait for what is under way, and let go."""
@@ -71,14 +74,15 @@ class KernelSyncs:
     """
 
     def __init__(self, context: int, numbers: tuple[int, int, int, int], done: int) -> None:
-        self._compiled, self._at, self._done = compiled.load("aio"), context, done
-        self._context = ctypes.c_ulong(context)
-        _, self._destroy, self._getevents, self._submit = numbers
-        self._request = _Request(opcode=_FDSYNC, flags=_RESFD, resfd=done)
-        self._requests = (ctypes.c_void_p * 1)(ctypes.addressof(self._request))
-        self._events = (_Event * _AT_ONCE)()
-        self._call = _system_call(ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
-        self._submits = _system_call(ctypes.c_long, ctypes.c_void_p)
+        self._context, self._destroy = context, numbers[1]
+        module = compiled.load("aio")
+        asked = _Asked(context, numbers, done)
+        # begins to sync what is in the file now; raises OSError: nothing was begun
+        self.submit: Callable[[int, int], None] = asked.submit
+        # what ended since the last call: its mark, and 0 or an errno
+        self.landed: Callable[[], list[tuple[int, int]]] = asked.landed
+        if module is not None:
+            self.submit, self.landed = partial(module.submit, context, done), partial(module.landed, context)
 
     @classmethod
     def open(cls, done: int) -> Self | None:
@@ -89,29 +93,33 @@ class KernelSyncs:
             return None
         return cls(context.value, numbers, done)
 
+    def close(self) -> None:
+        """Wait for what is under way, and let go."""
+        # The one call that may take long: with the lock let go.
+        ctypes.CDLL(None).syscall(ctypes.c_long(self._destroy), ctypes.c_ulong(self._context))
+
+
+class _Asked:
+    """The same by ctypes."""
+
+    def __init__(self, context: int, numbers: tuple[int, int, int, int], done: int) -> None:
+        self._context = ctypes.c_ulong(context)
+        _, _, self._getevents, self._submit = numbers
+        self._request = _Request(opcode=_FDSYNC, flags=_RESFD, resfd=done)
+        self._requests = (ctypes.c_void_p * 1)(ctypes.addressof(self._request))
+        self._events = (_Event * _AT_ONCE)()
+        self._call = _system_call(ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+        self._submits = _system_call(ctypes.c_long, ctypes.c_void_p)
+
     def submit(self, fd: int, mark: int) -> None:
-        """Begin to sync what is in the file now. Raises OSError: nothing was begun."""
-        if self._compiled is not None:
-            why = self._compiled.submit(self._at, fd, mark, self._done)
-            if why:
-                raise OSError(why, os.strerror(why))
-            return
         self._request.fildes, self._request.data = fd, mark
         if self._submits(self._submit, self._context, 1, self._requests) != 1:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
 
     def landed(self) -> list[tuple[int, int]]:
-        """What ended since the last call: its mark, and 0 or an errno."""
-        if self._compiled is not None:
-            return cast("list[tuple[int, int]]", self._compiled.landed(self._at))
         count = self._call(self._getevents, self._context, 0, _AT_ONCE, self._events, None)
         return [(event.data, -event.res) for event in self._events[: max(count, 0)]]
-
-    def close(self) -> None:
-        """Wait for what is under way, and let go."""
-        # The one call that may take long: with the lock let go.
-        ctypes.CDLL(None).syscall(ctypes.c_long(self._destroy), self._context)
 
 
 def _system_call(*kinds: type) -> Callable[..., int]:
@@ -144,7 +152,7 @@ class Flushing:
         with self._lock:
             seq, fd, segment = self._write()
             try:
-                self._later.submit(self._own(fd, segment), seq)
+                self._later.submit(self._fd if segment == self._segment else self._own(fd, segment), seq)
             except OSError:
                 return False
             return True
@@ -155,10 +163,9 @@ class Flushing:
         An error of the disk is told once to each open description (errseq_t): so a sync by a thread and one by the
         kernel, at the same time, both learn of it.
         """
-        if segment != self._segment:
-            self._forget()
-            self._fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
-            self._segment = segment
+        self._forget()
+        self._fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
+        self._segment = segment
         return self._fd
 
     def _forget(self) -> None:

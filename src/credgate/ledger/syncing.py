@@ -76,14 +76,12 @@ class Syncing:
             return
         self._flying, self._asked = self._asked, []
         self._alone = len(self._flying) == 1
-        if not self._begun_by_kernel():
-            self._begin_by_thread()
-
-    def _begun_by_kernel(self) -> bool:
         try:
-            return self._kernel is not None and self._kernel.begin()
+            begun = self._kernel is not None and self._kernel.begin()
         except (LedgerError, MemoryError):
-            return False  # `sync` raises the same
+            begun = False  # `sync` raises the same
+        if not begun:
+            self._begin_by_thread()
 
     def _begin_by_thread(self) -> None:
         try:
@@ -118,7 +116,8 @@ class Syncing:
             self._kernel.land()
         landed, self._flying = self._flying, []
         error, self._error = self._error, None  # of these alone: the next sync may be the kernel's
-        self._begin()  # first: who waited goes on within `land`
+        if self._asked:
+            self._begin()  # first: who waited goes on within `land`
         for told in landed:
             told(error)
 

@@ -154,7 +154,8 @@ class Ledger(AbstractContextManager["Ledger"]):
         `held`: it may stay in memory until `durable` of it returns, and nothing may be forwarded by it before.
         """
         with self._write_lock:
-            self._check()
+            if self._error is not None or self._closing:
+                self._check()
             begun = self._boot and self._file.length < self._settings.max_bytes
             if begun and (seq := self._chain.put(form.template, values, self._boot, self._day, None, 0)):
                 if not held:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, cast
 
 from credgate.gateway.clientcert import certificate_of
@@ -129,6 +130,10 @@ class RemoteJudge(Judge):
         """As Judge.kept, as far as this process knows: the daemon looks at each claim."""
         return self.line.kept(run, name)
 
+    def asking(self, run: Run, name: str) -> Callable[[], Secret | None]:
+        """As Judge.asking."""
+        return partial(self.line.kept, run, name)
+
     def doubt(self, run: Run, sent: Mapping[str, Secret]) -> None:
         """As Judge.doubt: what is minted is the daemon's."""
         self.line.doubt(run, sent)
@@ -203,9 +208,9 @@ class RemoteNotes:
 
         return self._line.again(state.run, way, answered)
 
-    def is_noted(self, exchange: Exchange) -> bool:
-        """As Notes."""
-        return exchange.intent_seq > 0
+    def is_noted(self, seq: int, /) -> bool:
+        """As Notes: the daemon tells no number before."""
+        return seq > 0
 
     def went(self, state: ClientState, exchange: Exchange, way: Kind) -> None:
         """As Notes."""

@@ -10,28 +10,24 @@
 
 enum { MOST = 8 };
 
-/* submit(context, fd, mark, done) -> 0, or an errno: begin to sync a file; the eventfd `done` counts on at its end. */
+/* submit(context, done, fd, mark): begin to sync a file; the eventfd `done` counts on at its end. Raises OSError: nothing
+ * was begun. */
 static PyObject *submit(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
     if (count != 4) {
-        PyErr_SetString(PyExc_TypeError, "submit(context, fd, mark, done)");
+        PyErr_SetString(PyExc_TypeError, "submit(context, done, fd, mark)");
         return NULL;
     }
     unsigned long long context = PyLong_AsUnsignedLongLong(args[0]);
+    long done = PyErr_Occurred() ? -1 : PyLong_AsLong(args[1]), fd = PyErr_Occurred() ? -1 : PyLong_AsLong(args[2]);
+    unsigned long long mark = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(args[3]);
     if (PyErr_Occurred())
         return NULL;
-    long fd = PyLong_AsLong(args[1]);
-    if (fd == -1 && PyErr_Occurred())
-        return NULL;
-    unsigned long long mark = PyLong_AsUnsignedLongLong(args[2]);
-    if (PyErr_Occurred())
-        return NULL;
-    long done = PyLong_AsLong(args[3]);
-    if (done == -1 && PyErr_Occurred())
-        return NULL;
-    if (fd < 0 || fd > INT32_MAX || done < 0 || done > INT32_MAX)
-        return PyLong_FromLong(EBADF);
+    if (fd < 0 || fd > INT32_MAX || done < 0 || done > INT32_MAX) {
+        errno = EBADF;
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
     struct iocb request, *requests[1] = {&request};
     memset(&request, 0, sizeof request);
     request.aio_data = mark;
@@ -41,7 +37,11 @@ static PyObject *submit(PyObject *module, PyObject *const *args, Py_ssize_t coun
     request.aio_resfd = (uint32_t)done;
     /* The lock is kept: the call returns at once, and a worker of the kernel does the rest. */
     long begun = syscall(SYS_io_submit, (aio_context_t)context, 1L, requests);
-    return PyLong_FromLong(begun == 1 ? 0 : begun < 0 ? errno : EAGAIN);
+    if (begun == 1)
+        Py_RETURN_NONE;
+    if (begun == 0)
+        errno = EAGAIN;
+    return PyErr_SetFromErrno(PyExc_OSError);
 }
 
 /* The head of a context, which the kernel shares with us (struct aio_ring, fs/aio.c), as libaio reads it. */
