@@ -259,8 +259,29 @@ def test_the_kernel_tells_of_each_file_by_its_mark(tmp_path: Path) -> None:
         assert syncs.landed() == []
         syncs.submit(file.fileno(), 8)
     syncs.close()  # waits for it
+    assert syncs.landed() == []
     with pytest.raises(OSError, match="Invalid argument"):
         syncs.submit(done, 9)
+    os.close(done)
+
+
+@pytest.mark.needs("compiler")
+@by_both
+def test_the_kernel_tells_of_more_than_its_ring_has_room_for(tmp_path: Path) -> None:
+    """One after the other: from its end on it begins anew (a page of it, at most 127 places)."""
+    done = os.eventfd(0, os.EFD_NONBLOCK)
+    syncs = KernelSyncs.open(done)
+    assert syncs is not None
+    with (tmp_path / "file").open("wb", buffering=0) as file:
+        for mark in range(1, 700, 3):
+            for more in range(3):
+                syncs.submit(file.fileno(), mark + more)
+            landed: list[tuple[int, int]] = []
+            while len(landed) < 3:
+                _wait(done)
+                landed += syncs.landed()
+            assert sorted(landed) == [(mark + more, 0) for more in range(3)]
+    syncs.close()
     os.close(done)
 
 

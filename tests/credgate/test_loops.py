@@ -8,9 +8,20 @@ from collections.abc import Callable
 
 import pytest
 
-from credgate import daemon, loops
+from credgate import compiled, daemon, loops
 from credgate.loops import WideSelector
 from credgate.workers import main as worker
+
+pytestmark = pytest.mark.needs("compiler")
+
+
+@pytest.fixture(autouse=True, params=["compiled", "python"])
+def _turn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds of both."""
+    if request.param == "python":
+        monkeypatch.setattr(compiled, "load", lambda _name: None)
+    else:
+        assert compiled.load("turn") is not None
 
 
 class Full(selectors.EpollSelector):

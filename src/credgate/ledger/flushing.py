@@ -95,6 +95,7 @@ class KernelSyncs:
 
     def close(self) -> None:
         """Wait for what is under way, and let go."""
+        self.landed = list  # what it is read from is no memory of ours any more
         # The one call that may take long: with the lock let go.
         ctypes.CDLL(None).syscall(ctypes.c_long(self._destroy), ctypes.c_ulong(self._context))
 

@@ -1,0 +1,216 @@
+"""Who is called first in a turn of the loop, and what may be relied on then."""
+
+import asyncio
+import errno
+import os
+import select
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from credgate import compiled, filewatch, loops
+from credgate.filewatch import FileWatch
+from credgate.loops import MOST, WideSelector
+from tests.credgate.test_loops import Full
+
+pytestmark = pytest.mark.needs("compiler")
+
+
+@pytest.fixture
+def selector() -> Iterator[WideSelector]:
+    assert compiled.load("turn") is not None
+    with WideSelector() as made:
+        yield made
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    mine, theirs = socket.socketpair()
+    with mine, theirs:
+        yield mine, theirs
+
+
+@pytest.fixture
+def news() -> Iterator[tuple[int, int]]:
+    """A descriptor that polls as an inotify instance does, and the one that brings it about: those of a pipe."""
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_it_is_called_before_one_that_was_ready_earlier(
+    first: bool, selector: WideSelector, pair: tuple[socket.socket, socket.socket], news: tuple[int, int]
+) -> None:
+    """An epoll tells of them in the order in which they came; that of the control."""
+    called, event = list[str](), news[0]
+    selector.add_reader(pair[0].fileno(), lambda: called.append("request"))
+    if first:
+        assert selector.add_first(event, select.EPOLLRDNORM, lambda: called.append("news"))
+    else:
+        selector.add_reader(event, lambda: called.append("news"))
+    pair[1].send(b"x")
+    os.write(news[1], b"x")
+    selector.select(0)
+    assert called == (["news", "request"] if first else ["request", "news"])
+    selector.remove_first(event)
+    selector.remove_first(event)  # nothing is there
+
+
+def test_a_turn_is_fresh_while_it_is_and_not_for_long(
+    selector: WideSelector, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    found: list[bool] = []
+
+    def asked() -> None:
+        found.append(selector.is_fresh())
+        time.sleep(0.003)
+        found.append(selector.is_fresh())
+
+    selector.add_reader(pair[0].fileno(), asked)
+    assert not selector.is_fresh()
+    for _ in range(20):  # a machine that is busy may have taken 2 ms to call
+        pair[1].send(b"x")
+        selector.select(0)
+        pair[0].recv(9)
+        assert not selector.is_fresh()
+    assert True in found[::2]
+    assert True not in found[1::2]
+
+
+def test_another_selectors_turn_is_not_this_ones(
+    selector: WideSelector, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    found: list[tuple[bool, bool]] = []
+    with WideSelector() as other:
+        selector.add_reader(pair[0].fileno(), lambda: found.append((other.is_fresh(), other.select(0) == [])))
+        pair[1].send(b"x")
+        selector.select(0)
+    assert found == [(False, True)]
+
+
+@pytest.mark.parametrize("count", [MOST - 1, MOST])
+def test_a_turn_that_may_have_more_to_tell_is_not_fresh(count: int, selector: WideSelector) -> None:
+    found, pairs = list[bool](), [socket.socketpair() for _ in range(count)]
+    for mine, theirs in pairs:
+        selector.add_reader(mine.fileno(), lambda: found.append(selector.is_fresh()))
+        theirs.send(b"x")
+    for _ in range(20):
+        found.clear()
+        selector.select(0)
+        if True in found:
+            break
+    assert len(found) == count
+    assert (True in found) == (count < MOST)
+    for sock in (one for both in pairs for one in both):
+        sock.close()
+
+
+def test_where_room_gets_scarce_it_is_called_and_taken_back(
+    monkeypatch: pytest.MonkeyPatch, pair: tuple[socket.socket, socket.socket], news: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(Full, "room", 1)
+    monkeypatch.setattr(selectors, "EpollSelector", Full)
+    called = list[str]()
+    with WideSelector() as selector:
+        selector.register(pair[0], selectors.EVENT_READ)
+        assert selector.add_first(news[0], select.EPOLLRDNORM, lambda: called.append("over"))
+        selector.register(pair[1], selectors.EVENT_READ)
+        assert called == ["over"]
+        assert not selector.add_first(news[0], select.EPOLLRDNORM, lambda: called.append("never"))
+        os.write(news[1], b"x")
+        assert selector.select(0) == []
+        assert called == ["over"]
+
+
+def test_without_room_or_the_module_nothing_is_added(monkeypatch: pytest.MonkeyPatch, news: tuple[int, int]) -> None:
+    class Crowded:
+        def register(self, _fd: int, _events: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with WideSelector() as selector, monkeypatch.context() as patched:
+        patched.setattr(selector, "_same", Crowded())
+        assert not selector.add_first(news[0], select.EPOLLRDNORM, print)
+    monkeypatch.setattr(compiled, "load", lambda _name: None)
+    with WideSelector() as selector:
+        assert not selector.add_first(news[0], select.EPOLLRDNORM, print)
+        assert not selector.is_fresh()
+
+
+# -- what is watched so ------------------------------------------------------------------------------------------------
+
+
+async def in_a_turn(asked: Callable[[], object], act: Callable[[], object]) -> object:
+    """What `asked` says in a turn that begins behind `act`, the request before it."""
+    loop, (mine, theirs) = asyncio.get_running_loop(), socket.socketpair()
+    told: asyncio.Future[object] = loop.create_future()
+
+    def heard() -> None:
+        loops.watches(loop).remove_reader(mine.fileno())
+        told.set_result(asked())
+
+    loops.watches(loop).add_reader(mine.fileno(), heard)
+    theirs.send(b"x")
+    act()
+    try:
+        return await asyncio.wait_for(told, 60)
+    finally:
+        mine.close()
+        theirs.close()
+
+
+def test_a_file_that_changes_behind_a_request_is_told_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both come with the same wait, the request first: without an order it would have the value of before."""
+    path, asked = tmp_path / "value", list[int]()
+    path.write_text("one")
+    usual = filewatch._silent()
+    assert usual is not None
+    monkeypatch.setattr(filewatch, "_silent", lambda: lambda *both: (asked.append(1), usual(*both))[1])
+
+    async def main() -> None:
+        watch = FileWatch([str(path)])
+        assert watch.begin()
+        asked.clear()
+        for _ in range(20):  # at rest, and no call of the kernel's is made for it
+            assert await in_a_turn(watch.is_silent, lambda: None)
+        assert len(asked) < 20
+        assert not await in_a_turn(watch.is_silent, lambda: path.write_text("two"))
+        watch.end()
+
+    asyncio.run(main(), loop_factory=loops.new_loop)
+
+
+def test_a_loop_that_calls_nobody_first_has_the_kernel_asked(tmp_path: Path) -> None:
+    path = tmp_path / "value"
+    path.write_text("one")
+
+    async def main() -> None:
+        watch = FileWatch([str(path)])
+        assert watch.begin()
+        assert await in_a_turn(watch.is_silent, lambda: None)
+        assert not await in_a_turn(watch.is_silent, lambda: path.write_text("two"))
+        watch.end()
+
+    asyncio.run(main(), loop_factory=asyncio.SelectorEventLoop)
+
+
+def test_a_watch_outlives_its_loop(tmp_path: Path) -> None:
+    path = tmp_path / "value"
+    path.write_text("one")
+    watch = FileWatch([str(path)])
+
+    async def main() -> None:
+        assert watch.begin()
+
+    asyncio.run(main(), loop_factory=loops.new_loop)
+    assert watch.is_silent()
+    path.write_text("two")
+    assert not watch.is_silent()
+    watch.end()
