@@ -29,7 +29,7 @@ from credgate.opening import clear_left as clear_sockets
 from credgate.opening import open_session
 from credgate.parts import Parts
 from credgate.paths import Places, private_dir
-from credgate.peer import Peer, accept
+from credgate.peer import UNASKED, Peer, accept
 from credgate.policyfile import Effective, find_for_run
 from credgate.prepare import Asked, Person
 from credgate.proving import Wanted, prove
@@ -82,7 +82,7 @@ class Daemon:
         self._shut = asyncio.Event()  # nobody finds this daemon any more
         self.pool: Pool  # once it serves
         self._reloading = asyncio.Lock()
-        self._unasked: set[asyncio.Task[None]] = set()  # who serve a connection that has asked nothing yet
+        self._unasked: dict[asyncio.Task[None], None] = {}  # who serve a connection that has asked nothing yet
         self._busy = 0  # connections being served
         self._since = 0.0  # loop time of the last connection's end
 
@@ -172,11 +172,13 @@ class Daemon:
         if task is None or self.stopping.is_set():
             await self._shut.wait()
             return None
-        self._unasked.add(task)
+        self._unasked[task] = None
+        if len(self._unasked) > UNASKED:
+            next(iter(self._unasked)).cancel()
         try:
             return await peer.recv()
         finally:
-            self._unasked.discard(task)
+            self._unasked.pop(task, None)
 
     async def _answer(self, peer: Peer) -> None:
         message = await self._question(peer)
@@ -193,7 +195,8 @@ class Daemon:
                 case "kill":
                     await peer.send(await self._kill(str(message.body.get("run"))))
                 case "revoke":
-                    await peer.send(await revoke(self.sessions, str(message.body.get("name")), _only(message)))
+                    name, only = str(message.body.get("name")), str(message.body.get("run") or "")
+                    await peer.send(await revoke(self.sessions, name, only))
                 case "resume":
                     await peer.send(await resume(self.sessions, str(message.body.get("run"))))
                 case "reload":
@@ -249,8 +252,7 @@ class Daemon:
             del self.sessions[session.run.id]
 
     async def _status(self) -> fdpass.Json:
-        runs = [_row(session) for session in self.sessions.values()]
-        workers = self.parts.gateway.processes()
+        workers, runs = self.parts.gateway.processes(), [_row(session) for session in self.sessions.values()]
         return {"ok": True, "pid": os.getpid(), "runs": runs, "ledger": str(self.places.ledger), **workers}
 
     async def _kill(self, run: str) -> fdpass.Json:
@@ -259,10 +261,6 @@ class Daemon:
             raise CredgateError("run_unknown", f"no run {run!r}", "see `credgate ps`", 1)
         await session.end("killed")
         return {"ok": True, "run": run}
-
-
-def _only(message: fdpass.Received) -> str:
-    return str(message.body.get("run") or "")
 
 
 def _row(session: Session) -> fdpass.Json:

@@ -22,6 +22,7 @@ MAX_GROUPS = 256  # what socket.getsockopt has room for
 PASSING = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EINTR, errno.EPROTO}
 )
+UNASKED = 256  # connections of the control socket that have asked nothing yet; with one more the oldest is closed
 PAUSE = 0.5  # seconds before the next try: the listener stays readable, so that trying at once would spin
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from credgate import daemon
 from credgate.daemon import Daemon
 from credgate.paths import Places
 from credgate.peer import Peer, accept
@@ -92,5 +93,31 @@ def test_who_is_told_finds_this_one_no_more(places: Places, when: str) -> None:
         await door.daemon._close_door(door.listener, accepting)
         await asyncio.wait([serving, telling], timeout=60)
         assert door.found == [False]
+
+    asyncio.run(main())
+
+
+def test_connections_that_ask_nothing_are_so_many_and_no_more(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest is closed, and whoever asks is heard: descriptors are what every run's requests need too."""
+    monkeypatch.setattr(daemon, "UNASKED", 5)
+
+    async def main() -> None:
+        door = Door(places)
+        socks, serving = [], []
+        for _ in range(8):
+            socks.append(door.asks())
+            serving.append(asyncio.ensure_future(door.question(await door.serves())))
+            await asyncio.sleep(0)
+        await asyncio.wait(serving[:3], timeout=60)
+        assert [task.done() for task in serving] == [True] * 3 + [False] * 5
+        assert [sock.recv(1) for sock in socks[:3]] == [b""] * 3
+        for sock in socks[3:]:
+            fdpass.send(sock, {"op": "status"})
+        for heard in await asyncio.gather(*serving[3:]):
+            assert heard is not None and heard.body == {"op": "status"}
+        assert not door.daemon._unasked
+        for sock in socks:
+            sock.close()
+        door.listener.close()
 
     asyncio.run(main())

@@ -2,9 +2,12 @@
 
 import asyncio
 import errno
+import os
 import selectors
 import socket
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -291,3 +294,29 @@ def test_timers_threads_and_other_descriptors_have_their_turn_while_calls_keep_c
                 sock.close()
 
     asyncio.run(main(), loop_factory=loops.new_loop)
+
+
+@pytest.mark.parametrize("room", [300, 10_000])
+def test_of_more_events_than_a_turn_has_each_has_its_turn(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Descriptors that can always be read, as those of a jail that never stops: neither they nor others wait."""
+    monkeypatch.setattr(Full, "room", room)
+    monkeypatch.setattr(selectors, "EpollSelector", Full)
+    wide, called = WideSelector(), Counter[int]()
+    some = [os.eventfd(1) for _ in range(2 * loops.MOST + 50)]
+    others = {os.eventfd(1) for _ in range(2)}
+    for descriptor in some:
+        wide.add_reader(descriptor, partial(called.update, [descriptor]))
+    for descriptor in others:
+        wide.register(descriptor, selectors.EVENT_READ)
+    seen = set()
+    for _ in range(4):
+        seen |= {key.fd for key, _ in wide.select(0)}
+    assert seen == others
+    assert set(called) == set(some)
+    for descriptor in some:
+        wide.remove_reader(descriptor)
+    for descriptor in others:
+        wide.unregister(descriptor)
+    wide.close()
+    for descriptor in (*some, *others):
+        os.close(descriptor)
