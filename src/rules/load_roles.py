@@ -1,5 +1,6 @@
 """[role.NAME] and [[test]] tables into values."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -22,6 +23,8 @@ ROLE_KEYS = (
 ROLE_LATER = ("approve",)
 _FIRST_FREE, _LAST_PORT, _MAX_PUBLISHED = 1024, 65535, 16
 LIMIT_KEYS = ("memory", "processes", "open_files", "cpu", "file_size")
+_OF_GIT = re.compile(r"[\[\]{}\\]")  # what reads as itself here would hide or hold nothing of what is meant
+_ONE = 'write a pattern for each, and "?" for a bracket that is in a name'
 TEST_KEYS = ("role", "method", "url", "body", "verdict", "reason", "rule")
 BUDGET_KEYS = ("requests", "bytes_out")
 
@@ -120,6 +123,8 @@ def _patterns(table: Table, key: str, *, literal: bool = False) -> tuple[str, ..
         except TreePatternError as fault:
             table.report.add(where, fault.detail, fault.hint)
         else:
+            if not literal and (_OF_GIT.search(text) or text.startswith("!")):
+                table.report.add(where, f"got {show(text)}: of a .gitignore's marks * and ? alone are read here", _ONE)
             if literal and (not pattern.literal or pattern.directory):
                 table.report.add(where, f"got {show(text)}, expected the path of one file", "name each file to show")
     return texts

@@ -76,7 +76,8 @@ class PathPattern:
         segments = tuple(_fold(text).split("/")[1:])
         if any("*" in segment and segment not in ("*", "**") and not is_verb(segment) for segment in segments):
             raise PathError(f"path {text!r} has a wildcard inside a segment", 'use "*" for a whole segment')
-        loose = tuple(unquote(text).lower().split("/")[1:])
+        # a reading loses its last slash, so a pattern does: who closes "/a/" closes "/a", which is routed alike
+        loose = tuple((unquote(text).lower().rstrip("/") or "/").split("/")[1:])
         return cls(text=written, segments=segments, loose=loose, holes=holes)
 
     def matches(self, path: str) -> bool:

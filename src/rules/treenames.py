@@ -8,6 +8,8 @@ end means a directory alone. There is no negation: `show` takes out by name.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
+from unicodedata import normalize
 
 from rules.problems import RulesError
 
@@ -67,8 +69,14 @@ class TreePattern:
         Names in a tree are a jail's. Tried in every way, "*a*a*b" takes a power of a name's length, and "**/a/**/b" one
         of the depth. Of what stands between two wildcards the first place where it fits is as good as any, and the only
         one that is tried.
+
+        A file system keeps a name in the form that it was given: of what is not ASCII both of Unicode's are meant.
         """
-        runs = _runs(self.parts)
+        forms = (tuple(normalize(form, part) for part in self.parts) for form in _FORMS)
+        return "|".join(self._regex(parts) for parts in dict.fromkeys((self.parts, *forms)))
+
+    def _regex(self, parts: Sequence[str]) -> str:
+        runs = _runs(parts)
         out = "" if self.anchored else "(?:.*/)?"
         for number, run in enumerate(runs):
             text, last = "/".join(map(_name, run)), number == len(runs) - 1
@@ -106,6 +114,7 @@ def _name(part: str) -> str:
     return first + "".join(f"(?>[^/]*?{chunk})" for chunk in chunks[:-1] if chunk) + "[^/]*" + chunks[-1]
 
 
+_FORMS: tuple[Literal["NFC", "NFD"], ...] = ("NFC", "NFD")
 _ONE = {"?": "[^/]"}
 
 

@@ -161,3 +161,28 @@ def test_state_that_lies_below_other_state_is_refused(paths: tuple[str, ...], fa
 def test_a_seed_below_another_is_refused(paths: tuple[str, ...], faults: int) -> None:
     seeds = "".join(f'[[agent.x.seed]]\npath = "{path}"\ntext = "x"\n' for path in paths)
     assert len(problems(f"{HEAD}[agent.x]\n{seeds}")) == faults
+
+
+@pytest.mark.parametrize("key", ["hide", "readonly"])
+@pytest.mark.parametrize(
+    ("pattern", "faults"),
+    [
+        ("*.p?m", 0),
+        ("a b/c", 0),
+        ("!x", 1),
+        ("x!", 0),
+        ("*.[pk]ey", 1),
+        ("{a,b}.key", 1),
+        ("a\\\\*", 1),
+        ("?slug?/x", 0),
+    ],
+)
+def test_marks_of_a_gitignore_that_mean_nothing_here_are_refused(key: str, pattern: str, faults: int) -> None:
+    """Read as themselves they would hide nothing of what is meant."""
+    found = problems(f'{HEAD}[role.r]\n{key} = ["{pattern}"]\n')
+    assert len(found) == faults
+    assert all("* and ? alone" in each for each in found)
+
+
+def test_what_is_shown_is_named_as_it_is() -> None:
+    assert problems(f'{HEAD}[role.r]\nshow = ["pages/[id]/.env"]\n') == []

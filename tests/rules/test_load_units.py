@@ -42,3 +42,19 @@ def test_what_is_no_duration(text: str) -> None:
 )
 def test_hints_give_the_right_spelling(hint: str, part: str) -> None:
     assert part in hint
+
+
+@pytest.mark.parametrize(
+    ("parsed", "hint", "part"),
+    [
+        (parse_size("1048576TiB"), "", ""),
+        (parse_size("1048577TiB"), size_hint("1048577TiB"), "at most 1048576TiB"),
+        (parse_size("9999999999GiB"), size_hint("9999999999GiB"), "at most 1048576TiB"),
+        (parse_duration("36500d"), "", ""),
+        (parse_duration("36501d"), duration_hint("36501d"), "at most 36500d"),
+        (parse_duration("9999999999h"), duration_hint("9999999999h"), "at most 36500d"),
+    ],
+)
+def test_what_no_clock_and_no_limit_of_the_kernels_takes(parsed: int | None, hint: str, part: str) -> None:
+    assert (parsed is None) is bool(hint)
+    assert part in hint

@@ -181,3 +181,13 @@ def test_the_number_of_segments_is_bounded() -> None:
 
 def test_readings_of_blanks_stay_cheap() -> None:
     assert len(readings_of("/" + "%20" * 2700)) < 12
+
+
+@pytest.mark.parametrize("path", ["/user/keys", "/user/keys/", "/User/Keys", "/user/keys.json"])
+def test_who_closes_a_path_by_its_last_slash_closes_it_without_too(path: str) -> None:
+    pattern = PathPattern.parse("/user/keys/")
+    assert pattern.could_mean(readings_of(path))
+    assert not pattern.could_mean(readings_of("/user"))
+    assert not pattern.could_mean(readings_of("/user/keys/1"))
+    assert PathPattern.parse("/").could_mean(readings_of("/"))
+    assert not PathPattern.parse("/").could_mean(readings_of("/user"))

@@ -122,3 +122,14 @@ def test_no_name_takes_long(text: str, path: str) -> None:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
+
+
+def test_a_name_means_both_forms_that_a_file_system_keeps_of_it() -> None:
+    """What macOS unpacked is decomposed; both look the same to whoever wrote the pattern."""
+    composed, decomposed = "schl\u00fcssel/*.tx\u00e9", "schlu\u0308ssel/*.txe\u0301"
+    for text in (composed, decomposed):
+        found = union([TreePattern.parse(text)])
+        assert found is not None
+        for path in (composed, decomposed):
+            assert found.fullmatch(path.replace("*", "a"))
+        assert not found.fullmatch("schlussel/a.txe")
