@@ -187,7 +187,7 @@ def ready(site: Site, cli: Cli, api: Target) -> Site:
 def saw(api: Target) -> set[str]:
     """The keys that arrived, in whichever header."""
     names = ("x-api-key", "x-goog-api-key", "authorization")
-    heads = [dict(line["headers"]) for line in api.lines() if line["event"] == "request"]  # type: ignore[call-overload]
+    heads = [dict(line["headers"]) for line in api.lines() if line["event"] == "request"]
     values = [v.removeprefix("Bearer ") for head in heads for k, v in head.items() if k.lower() in names]
     return set(values)
 

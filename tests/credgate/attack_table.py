@@ -4,6 +4,7 @@ A case says what is asked in words that both lanes can speak; raw bytes where on
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.credgate.gateway_rig import DECOY
 
@@ -39,17 +40,17 @@ class Case:
     absent: tuple[bytes, ...] = field(default=())
 
 
-def get(row: str, target: bytes, status: int, code: str, **more: object) -> Case:
-    return Case(row=row, name=f"{target!r}", ask=Ask(target=target), status=status, code=code, **more)  # type: ignore[arg-type]
+def get(row: str, target: bytes, status: int, code: str, **more: Any) -> Case:
+    return Case(row=row, name=f"{target!r}", ask=Ask(target=target), status=status, code=code, **more)
 
 
-def host(row: str, name: bytes, status: int, code: str, **more: object) -> Case:
-    return Case(row=row, name=f"{name!r}", ask=Ask(host=name), status=status, code=code, **more)  # type: ignore[arg-type]
+def host(row: str, name: bytes, status: int, code: str, **more: Any) -> Case:
+    return Case(row=row, name=f"{name!r}", ask=Ask(host=name), status=status, code=code, **more)
 
 
-def head(row: str, name: bytes, value: bytes, status: int, code: str, **more: object) -> Case:
+def head(row: str, name: bytes, value: bytes, status: int, code: str, **more: Any) -> Case:
     ask = Ask(method=b"POST", fields=((name, value),))
-    return Case(row=row, name=f"{name!r}: {value!r}", ask=ask, status=status, code=code, **more)  # type: ignore[arg-type]
+    return Case(row=row, name=f"{name!r}: {value!r}", ask=ask, status=status, code=code, **more)
 
 
 def raw(row: str, name: str, data: bytes, status: int, code: str) -> Case:
@@ -61,9 +62,9 @@ def framed(name: str, *lines: bytes, line: bytes = b"POST /ok/a HTTP/1.1", body:
     return raw("16", name, data, 400, "malformed")
 
 
-def h2(row: str, name: str, fields: tuple[Field, ...], status: int, code: str, **more: object) -> Case:
+def h2(row: str, name: str, fields: tuple[Field, ...], status: int, code: str, **more: Any) -> Case:
     ask = Ask(method=b"POST", h2=fields, lanes=("h2",))
-    return Case(row=row, name=name, ask=ask, status=status, code=code, **more)  # type: ignore[arg-type]
+    return Case(row=row, name=name, ask=ask, status=status, code=code, **more)
 
 
 SMUGGLED = b"GET /smug HTTP/1.1\r\nHost: evil.test\r\n\r\n"

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -192,7 +193,7 @@ def test_a_child_sees_what_its_parent_sees(changes: dict[str, object], seen: boo
     assert (told.value.code, told.value.exit_status) == ("not_found", 127)
 
 
-def parent(*, ends: float | None = None) -> SimpleNamespace:
+def parent(*, ends: float | None = None) -> Any:
     roles = {
         "dev": Role(name="dev", env=("KEPT", "AWAY"), children=("sub",)),
         "sub": Role(name="sub", env=("KEPT", "AWAY", "MORE"), deadline=100),
@@ -212,24 +213,21 @@ def parent(*, ends: float | None = None) -> SimpleNamespace:
 
 
 def test_the_childs_run_is_asked_for_with_the_parents_words() -> None:
-    asked = asked_of(parent(), Request(role="sub", argv=("x",), cwd="/home/u/work/deep"))  # type: ignore[arg-type]
-    assert (asked.cwd, asked.workdir, asked.read_only, asked.groups) == (
-        "/home/u/work/deep",
-        "/home/u/work",
-        True,
-        (7,),
-    )
+    work = "/home/u/work"
+    deep = f"{work}/deep"
+    asked = asked_of(parent(), Request(role="sub", argv=("x",), cwd=deep))
+    assert (asked.cwd, asked.workdir, asked.read_only, asked.groups) == (deep, work, True, (7,))
     assert asked.env["PATH"] == "/usr/bin"  # the jail's: nothing is looked for where the parent can't look
 
 
 @pytest.mark.parametrize("cwd", ["/", "/home/u", "/home/u/work/../private", "/tmp", "", "work"])
 def test_a_directory_outside_of_the_work_tree_becomes_the_work_tree(cwd: str) -> None:
-    assert asked_of(parent(), Request(role="sub", argv=("x",), cwd=cwd)).cwd == "/home/u/work"  # type: ignore[arg-type]
+    assert asked_of(parent(), Request(role="sub", argv=("x",), cwd=cwd)).cwd == "/home/u/work"
 
 
 @pytest.mark.parametrize(("ends", "deadline"), [(None, 100), (1030.5, 31), (1500.0, 100), (999.0, 1)])
 def test_the_deadline_is_what_is_left_of_the_parents(ends: float | None, deadline: int) -> None:
-    chosen = rights_of(parent(ends=ends), "sub", 1000.0)  # type: ignore[arg-type]
+    chosen = rights_of(parent(ends=ends), "sub", 1000.0)
     role = chosen.policy.roles[chosen.role]
     assert role.deadline == deadline
     assert role.env == ("KEPT",)  # MORE is not the parent's, AWAY is not in its jail

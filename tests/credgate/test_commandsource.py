@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,8 +27,8 @@ def program(folder: Path, text: str, mode: int = 0o700) -> str:
     return str(path)
 
 
-def rule(path: str, *args: str, output: Output = Output.TEXT, keep: int = 0, **more: object) -> SecretRule:
-    terms = CommandTerms(program=path, args=args, output=output, **more)  # type: ignore[arg-type]
+def rule(path: str, *args: str, output: Output = Output.TEXT, keep: int = 0, **more: Any) -> SecretRule:
+    terms = CommandTerms(program=path, args=args, output=output, **more)
     return SecretRule(name="s", kind=SourceKind.COMMAND, ref=path, terms=terms, keep=keep)
 
 

@@ -1,6 +1,7 @@
 """A deadline that is set and met again and again holds as a timer of its own would."""
 
 import asyncio
+from functools import partial
 
 from credgate.gateway import deadline
 from credgate.gateway.deadline import Deadline
@@ -64,7 +65,7 @@ def test_many_connections_take_one_timer_of_the_loop() -> None:
         called: list[int] = []
         several = [Deadline() for _ in range(100)]
         for number, each in enumerate(several):
-            each.later(0.05, lambda number=number: called.append(number))  # type: ignore[misc] # its default
+            each.later(0.05, partial(called.append, number))
         scheduled = len(vars(loop)["_scheduled"])
         for each in several[::2]:
             each.stop()

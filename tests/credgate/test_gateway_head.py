@@ -1,4 +1,5 @@
 import string
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -193,16 +194,16 @@ _LINES = st.lists(
 def test_a_head_taken_at_once_is_what_its_two_steps_make_of_it(data: bytes, seen: int) -> None:
     """The way of the common head: nothing passes by it that cut and the parser would refuse, or read otherwise."""
 
-    def stepwise(parse: object) -> object:
+    def stepwise(parse: Callable[[bytes], object]) -> object:
         try:
             raw = cut(data, min(seen, len(data)))
-            return None if raw is None else (parse(raw), len(raw) + 4)  # type: ignore[operator] # either parser
+            return None if raw is None else (parse(raw), len(raw) + 4)
         except HeadError as error:
             return str(error), error.http
 
-    def at_once(take: object) -> object:
+    def at_once(take: Callable[[bytes, int], object]) -> object:
         try:
-            return take(data, min(seen, len(data)))  # type: ignore[operator] # likewise
+            return take(data, min(seen, len(data)))
         except HeadError as error:
             return str(error), error.http
 

@@ -23,11 +23,11 @@ from tests.credgate.gateway_rig import DECOY, SECRET, Rig, listening, rig
 from tests.credgate.h2_rig import H2Client
 
 
-def second_run(r: Rig, **changes: object) -> tuple[Run, list[Listener]]:
-    fields = {"decoys": {"swap": DECOY[::-1]}, "proof": "proof-2", **changes}
+def second_run(r: Rig, **changes: Any) -> tuple[Run, list[Listener]]:
+    fields: dict[str, Any] = {"decoys": {"swap": DECOY[::-1]}, "proof": "proof-2", **changes}
     sock = listening()
     port = sock.getsockname()[1]
-    run = Run(id="run-2", policy=r.run.policy, role="dev", gateway_ip="127.0.0.98", proxy_port=port, **fields)  # type: ignore[arg-type]
+    run = Run(id="run-2", policy=r.run.policy, role="dev", gateway_ip="127.0.0.98", proxy_port=port, **fields)
     return run, [Listener(sock=sock, port=port, proxy=True)]
 
 

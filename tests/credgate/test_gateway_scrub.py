@@ -8,7 +8,7 @@ import statistics
 import sys
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -150,10 +150,10 @@ def nothing_of_it(got: Got) -> bool:
     return not any(form in got.all or form[len(form) // 2 :] in got.all for form in needles(SECRET))
 
 
-def with_rig(tmp_path: Path, main: Callable[[Rig], object], policy: str = POLICY_H2) -> None:
+def with_rig(tmp_path: Path, main: Callable[[Rig], Awaitable[object]], policy: str = POLICY_H2) -> None:
     async def inner() -> None:
         async with rig(tmp_path, policy=policy, alpn=BOTH) as r:
-            await main(r)  # type: ignore[misc]
+            await main(r)
 
     asyncio.run(inner())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from credgate.runs import Listener, Run
-from tests.credgate.gateway_rig import DECOY, Rig, Seen, Target, listening, rig, server_tls
+from tests.credgate.gateway_rig import DECOY, Rig, Script, Seen, Target, listening, rig, server_tls
 
 OK = b"HTTP/1.1 200"
 
@@ -70,7 +70,7 @@ def test_a_resumed_handshake_is_judged_by_its_own_name(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def answers(*pieces: bytes, then: Callable[[asyncio.StreamWriter], None]) -> Callable[..., object]:
+def answers(*pieces: bytes, then: Callable[[asyncio.StreamWriter], None]) -> Script:
     async def script(_seen: Seen, _reader: object, writer: asyncio.StreamWriter) -> None:
         for piece in pieces:
             writer.write(piece)
@@ -93,7 +93,7 @@ def test_an_answer_without_length_that_ends_in_a_broken_record_has_no_proper_end
             head = b"HTTP/1.1 200 OK\r\n\r\n"
             request = b"GET /free/a HTTP/1.1\r\nHost: api.good.test:%d\r\n\r\n" % r.direct
             for then, proper in ((lambda w: w.close(), True), (broken_record, False)):
-                r.good.script = answers(head + b"first", then=then)  # type: ignore[assignment] # narrower than Script
+                r.good.script = answers(head + b"first", then=then)
                 client = await r.tunnel()
                 client.writer.write(request)
                 got, error = b"", False

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.credgate.gateway_rig import PATIENT, SECRET, Rig, Seen, Target, resetting, rig, server_tls
+from tests.credgate.gateway_rig import PATIENT, SECRET, Rig, Script, Seen, Target, resetting, rig, server_tls
 from tests.credgate.h2_rig import H2Client
 from tests.targets.pki import Authority as TargetCa
 
@@ -107,7 +107,7 @@ def test_a_fault_is_not_for_ever(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def handlers(r: Rig) -> list:  # type: ignore[type-arg]
+def handlers(r: Rig) -> list[Any]:
     return [h for instances in r.gateway._instances.values() for i in instances for h in i.handlers]
 
 
@@ -127,7 +127,7 @@ def test_nobody_listens(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def scripted(raw: bytes, *, reset: bool = False) -> object:
+def scripted(raw: bytes, *, reset: bool = False) -> Script:
     async def script(_seen: Seen, _reader: object, writer: Writer) -> None:
         writer.write(raw)
         await writer.drain()
@@ -162,7 +162,7 @@ def scripted(raw: bytes, *, reset: bool = False) -> object:
 def test_no_answer_that_counts(raw: bytes, reset: bool, status: int, code: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as r:
-            r.good.script = scripted(raw, reset=reset)  # type: ignore[assignment]
+            r.good.script = scripted(raw, reset=reset)
             assert await ask(r) == (status, code)
             assert told(r) == code
 
@@ -181,7 +181,7 @@ def test_no_answer_that_counts(raw: bytes, reset: bool, status: int, code: str, 
 def test_a_body_that_is_cut_off(raw: bytes, tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as r:
-            r.good.script = scripted(raw)  # type: ignore[assignment]
+            r.good.script = scripted(raw)
             client = await r.tunnel()
             client.writer.write(b"GET /ok/a HTTP/1.1\r\nHost: api.good.test:%d\r\n\r\n" % r.direct)
             got = await client.rest()
@@ -192,7 +192,7 @@ def test_a_body_that_is_cut_off(raw: bytes, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def part_then(reset: bool) -> object:
+def part_then(reset: bool) -> Script:
     async def script(_seen: Seen, _reader: object, writer: Writer) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\n\r\npart")
         await writer.drain()
@@ -211,7 +211,7 @@ def test_a_body_without_length_that_is_reset(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as r:
             for reset in (False, True):
-                r.plain.script = part_then(reset)  # type: ignore[assignment]
+                r.plain.script = part_then(reset)
                 client = await r.dial(r.cleartext)
                 client.writer.write(b"GET /ok/a HTTP/1.1\r\nHost: plain.good.test:%d\r\n\r\n" % r.cleartext)
                 await client.reader.readuntil(b"part")
@@ -434,7 +434,7 @@ def test_interim_answers_are_swallowed(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as r:
             raw = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-            r.good.script = scripted(raw)  # type: ignore[assignment]
+            r.good.script = scripted(raw)
             client = await r.tunnel()
             answer = await client.get(host=f"api.good.test:{r.direct}")
             assert (answer.status, answer.body) == (200, b"ok")
@@ -446,7 +446,7 @@ def test_a_target_can_not_speak_in_our_name(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as r:
             raw = b'HTTP/1.1 403 No\r\nCredgate-Verdict: deny\r\nAlt-Svc: h3=":443"\r\nContent-Length: 0\r\n\r\n'
-            r.good.script = scripted(raw)  # type: ignore[assignment]
+            r.good.script = scripted(raw)
             client = await r.tunnel()
             answer = await client.get(host=f"api.good.test:{r.direct}")
             assert answer.status == 403
@@ -460,7 +460,7 @@ def test_trailers_are_dropped_and_the_body_is_whole(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as r:
             raw = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX-Sum: 1\r\n\r\n"
-            r.good.script = scripted(raw)  # type: ignore[assignment]
+            r.good.script = scripted(raw)
             client = await r.tunnel()
             answer = await client.get(host=f"api.good.test:{r.direct}")
             assert (answer.status, answer.body) == (200, b"ok")

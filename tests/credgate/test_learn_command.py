@@ -98,7 +98,7 @@ def test_json(cli: Cli) -> None:
         (1, "api", False, 43), (2, "new-example-org", True, 1)
     ]  # fmt: skip
     assert tomllib.loads(proposals[1]["toml"])["endpoint"]["new-example-org"]["allow"][0]["methods"] == ["POST"]
-    assert len(found["not_proposed"]) == 3  # type: ignore[arg-type]  # a list
+    assert len(found["not_proposed"]) == 3
 
 
 def test_write_appends_what_loads_and_the_refused_passes(cli: Cli) -> None:
@@ -204,13 +204,13 @@ def test_a_run_whose_start_is_in_a_removed_segment_needs_its_role_said(cli: Cli)
     policy = cli.write(POLICY)
     assert cli.run("learn", RUN, "--policy", policy) == 2
     assert "hint: say it: --role NAME" in cli.err
-    assert len(cli.json("learn", RUN, "--policy", policy, "--role", "dev", "--json")["proposals"]) == 2  # type: ignore[arg-type]  # a list
+    assert len(cli.json("learn", RUN, "--policy", policy, "--role", "dev", "--json")["proposals"]) == 2
 
 
 def test_another_role(cli: Cli) -> None:
     found = cli.json("learn", RUN, "--role", "other", "--policy", cli.write(POLICY), "--json")
     assert found["role"] == "other"
-    assert all(p["new"] for p in found["proposals"])  # type: ignore[attr-defined]  # a list
+    assert all(p["new"] for p in found["proposals"])
 
 
 def test_names_that_were_only_looked_up_are_told_where_nothing_else_could_come(cli: Cli) -> None:

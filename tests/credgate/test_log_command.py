@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -200,9 +201,9 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path):
     assert child.wait(60) == 0
 
 
-def tail(ledger: Path, *flags: str, **more: object) -> "subprocess.Popen[bytes]":
+def tail(ledger: Path, *flags: str, **more: Any) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-I", "-m", "credgate", "log", "tail", *flags, "--ledger", str(ledger)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, **more)  # type: ignore[call-overload]  # as it is given
+    return subprocess.Popen(command, stderr=subprocess.PIPE, **more)
 
 
 def test_tail_ends_when_its_reader_is_gone_though_nothing_comes(ledger: Path):

@@ -8,6 +8,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -32,10 +33,10 @@ class Full(selectors.EpollSelector):
 
     room = 3
 
-    def register(self, *args: object, **more: object) -> selectors.SelectorKey:
+    def register(self, *args: Any, **more: Any) -> selectors.SelectorKey:
         if len(self.get_map()) >= self.room:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return super().register(*args, **more)  # type: ignore[arg-type]
+        return super().register(*args, **more)
 
 
 async def talk(count: int) -> list[bytes]:

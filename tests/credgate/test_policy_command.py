@@ -1,6 +1,7 @@
 import json
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ class Cli:
         self.out, self.err = self._capsys.readouterr()
         return status
 
-    def json(self, *argv: str) -> dict[str, object]:
+    def json(self, *argv: str) -> dict[str, Any]:
         self.status = self.run(*argv)
         document = json.loads(self.out)
         assert isinstance(document, dict)

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,14 +37,14 @@ class World:
         self.file(f"{name}/HEAD", "ref: refs/heads/main\n")
         self.file(f"{name}/config", f"[core]\n\tbare = false\n{config}")
 
-    def look(self, **role: tuple[str, ...]) -> TreeLook:
-        look = TreeLook(str(self.tree), Role(name="dev", **role))  # type: ignore[arg-type]
+    def look(self, **role: Any) -> TreeLook:
+        look = TreeLook(str(self.tree), Role(name="dev", **role))
         for seen in walk([str(self.tree)]):
             look.visit(*seen)
         return look
 
-    def found(self, *, write: bool = True, **role: tuple[str, ...]) -> Protection:
-        made = Role(name="dev", **role)  # type: ignore[arg-type]
+    def found(self, *, write: bool = True, **role: Any) -> Protection:
+        made = Role(name="dev", **role)
         return protection(self.look(**role), made, str(self.home), write=write)
 
     def names(self, paths: "tuple[str, ...] | list[str]") -> set[str]:

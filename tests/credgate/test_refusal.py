@@ -96,7 +96,7 @@ def test_a_refusal_a_missing_secret_a_dead_target_and_its_own_error_are_told_apa
             missing = await once(r)
             r.vault.values["token"] = kept
             own = b"HTTP/1.1 502 Bad Gateway\r\nCredgate-Verdict: error\r\nContent-Length: 2\r\n\r\n{}"
-            r.good.script = scripted(own)  # type: ignore[assignment]
+            r.good.script = scripted(own)
             theirs = await once(r)
             r.good._raw_server.close()
             dead = await once(r)

@@ -28,7 +28,8 @@ class World:
     """A served run whose policy lies in a file."""
 
     def __init__(self, r: Rig, live: Live, text: str) -> None:
-        self.r, self.live, self.text, self.sessions = r, live, text, {r.run.id: live}
+        self.r, self.live, self.text = r, live, text
+        self.sessions: Any = {r.run.id: live}
         self.file = live.policy_file
 
     def write(self, *changes: tuple[str, str]) -> None:
@@ -40,9 +41,9 @@ class World:
         self.file.chmod(0o600)
 
     async def reload(self, **kw: Any) -> dict[str, Any]:
-        answer = await reload(self.sessions, **kw)  # type: ignore[arg-type]
-        (row,) = [row for row in answer["runs"] if row["run"] == "run-1"]  # type: ignore[attr-defined]
-        return row  # type: ignore[no-any-return]
+        answer: Any = await reload(self.sessions, **kw)
+        (row,) = [row for row in answer["runs"] if row["run"] == "run-1"]
+        return dict(row)
 
     async def code(self, path: str) -> str:
         client = await self.r.tunnel()
@@ -279,8 +280,8 @@ def test_a_child_gets_its_part_of_the_parents_new_policy(tmp_path: Path) -> None
         async with world(tmp_path, FAMILY) as w:
             child, below = family(w)
             w.write(NARROW)
-            answer = await reload(w.sessions, NOWHERE)  # type: ignore[arg-type]
-            assert [(row["run"], row["changed"]) for row in answer["runs"]] == [("run-1", True), ("run-2", True)]  # type: ignore[attr-defined]
+            answer: Any = await reload(w.sessions, NOWHERE)
+            assert [(row["run"], row["changed"]) for row in answer["runs"]] == [("run-1", True), ("run-2", True)]
             assert child.policy.sha256 == w.r.run.policy.sha256
             assert child.role_rule.within
             assert below.parts.resolver.orders[0][:2] == ("table", "run-2")
@@ -294,8 +295,8 @@ def test_a_child_whose_parent_may_no_longer_have_it_loses_its_rights(change: tup
         async with world(tmp_path, FAMILY) as w:
             child, below = family(w)
             w.write(change, *([('["kid"]', '["nephew"]')] if "nephew" in change[1] else []))
-            answer = await reload(w.sessions, NOWHERE)  # type: ignore[arg-type]
-            rows = {row["run"]: row for row in answer["runs"]}  # type: ignore[attr-defined]
+            answer: Any = await reload(w.sessions, NOWHERE)
+            rows = {row["run"]: row for row in answer["runs"]}
             assert rows["run-1"]["changed"]
             assert rows["run-2"]["code"] == "role_unknown"
             assert child.revoked

@@ -2,6 +2,7 @@
 
 import asyncio
 import selectors
+from typing import Any
 
 import pytest
 
@@ -34,13 +35,13 @@ async def apart(seconds: float) -> None:
 
 
 @pytest.mark.parametrize(("wait", "most"), [(tick, 12), (apart, None)])
-def test_many_wake_the_loop_as_one(wait: object, most: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_wake_the_loop_as_one(wait: Any, most: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = 0
 
     async def main() -> None:
         nonlocal turns
-        loop = asyncio.get_running_loop()
-        before = loop._run_once  # type: ignore[attr-defined]
+        loop: Any = asyncio.get_running_loop()
+        before = loop._run_once
 
         def counted() -> None:
             nonlocal turns
@@ -49,7 +50,7 @@ def test_many_wake_the_loop_as_one(wait: object, most: int | None, monkeypatch: 
 
         async def look(number: int) -> None:
             await asyncio.sleep(number * 0.0041)
-            await wait(0.2)  # type: ignore[operator]
+            await wait(0.2)
 
         monkeypatch.setattr(loop, "_run_once", counted)
         started = [loop.create_task(look(number)) for number in range(20)]

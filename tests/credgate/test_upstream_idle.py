@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from credgate.gateway.steps import Timeouts
-from tests.credgate.gateway_rig import PATIENT, Rig, Seen, rig
+from tests.credgate.gateway_rig import PATIENT, Rig, Script, Seen, rig
 
 GAP, EVENTS = 2.5, 3
 QUICK = dataclasses.replace(PATIENT, connect=2.0, tls=2.0, first_byte=2.0, resolve=2.0)
 
 
-def events(gap: float, count: int, *, chunked: bool) -> object:
+def events(gap: float, count: int, *, chunked: bool) -> Script:
     async def script(_seen: Seen, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         framing = b"Transfer-Encoding: chunked" if chunked else b"Connection: close"
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n" + framing + b"\r\n\r\n")
@@ -50,7 +50,7 @@ async def ask(r: Rig) -> tuple[bytes, list[float]]:
 def test_an_event_each_25_seconds(chunked: bool, tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path, timeouts=QUICK) as r:
-            r.good.script = events(GAP, EVENTS, chunked=chunked)  # type: ignore[assignment]
+            r.good.script = events(GAP, EVENTS, chunked=chunked)
             got, at = await ask(r)
             assert got.count(b"data: ") == EVENTS
             gaps = [later - sooner for sooner, later in itertools.pairwise(at)][: EVENTS - 1]
@@ -65,7 +65,7 @@ def test_the_idle_limit_ends_what_is_silent_for_longer(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with rig(tmp_path, timeouts=dataclasses.replace(QUICK, idle=1.0)) as r:
-            r.good.script = events(60.0, 2, chunked=True)  # type: ignore[assignment]
+            r.good.script = events(60.0, 2, chunked=True)
             started = time.monotonic()
             try:
                 got, _ = await ask(r)

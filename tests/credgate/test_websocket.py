@@ -9,6 +9,7 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -123,9 +124,9 @@ async def opened(r: Rig, path: str = "/ws", **more: str) -> Socket:
     return Socket(client)
 
 
-def run(tmp_path: Path, test: Callable[[Rig], Awaitable[None]], **kw: object) -> None:
+def run(tmp_path: Path, test: Callable[[Rig], Awaitable[None]], **kw: Any) -> None:
     async def main() -> None:
-        async with rig(tmp_path, policy=POLICY_WS, **kw) as r:  # type: ignore[arg-type]
+        async with rig(tmp_path, policy=POLICY_WS, **kw) as r:
             r.good.script = r.plain.script = echo
             await test(r)
 

@@ -18,11 +18,13 @@ HOST = "db.corp.example"
 class Shouts(socketserver.StreamRequestHandler):
     """Answers each line in capitals."""
 
+    server: "Server"
+
     def handle(self) -> None:
         for line in self.rfile:
-            self.server.lines.append(line)  # type: ignore[attr-defined]
+            self.server.lines.append(line)
             self.wfile.write(line.upper())
-        self.server.ended.append(time.monotonic())  # type: ignore[attr-defined]
+        self.server.ended.append(time.monotonic())
 
 
 class Server(socketserver.ThreadingTCPServer):

@@ -6,6 +6,7 @@ import signal
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from jail.errors import JailError
 
@@ -18,7 +19,7 @@ USERS = [0, NOBODY] if os.geteuid() == 0 else [os.geteuid()]
 class Outcome:
     """`value`: what the attempt returned (by JSON); else the errno of its OSError, JailError's code, or a signal."""
 
-    value: object = None
+    value: Any = None
     errno: int = 0
     code: str = ""
     signal: int = 0

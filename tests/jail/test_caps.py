@@ -29,7 +29,7 @@ def test_reads_what_proc_shows(uid: int) -> None:
         mine = [f"{mask:016x}" for mask in (inheritable, permitted, effective, caps.bounding(), caps.ambient())]
         return [mine, list(status_lines().values())]
 
-    mine, theirs = attempt(read, uid=uid).value  # type: ignore[misc]
+    mine, theirs = attempt(read, uid=uid).value
     assert mine == theirs
 
 

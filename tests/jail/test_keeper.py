@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -475,7 +476,7 @@ def test_ports_are_checked(by_user: ByUser) -> None:
         with keeper() as running:
             most = running.claim(range(9000, 9000 + held.MAX_EXTRA))
             bad: list[list[int]] = [[0], [65536], [-1], list(range(9000, 9001 + held.MAX_EXTRA))]
-            codes = [code(lambda ports=ports: running.claim(ports)) for ports in bad]  # type: ignore[misc]
+            codes = [code(partial(running.claim, ports)) for ports in bad]
             return [len(most.tcp), codes, len(running.claim().tcp)]
 
     bad = ["keeper_request"] * 3 + ["ports_too_many"]
@@ -804,7 +805,7 @@ def test_off_route_that_is_not_shown_is_an_error() -> None:
     text = "Ip: Forwarding OutNoRoutes\nIp: 2 17\nIcmp: InMsgs\nIcmp: 1\n"
     assert out_no_routes(text) == 17
     for broken in ("", "Ip: Forwarding\nIp: 2\n", "Ip: OutNoRoutes\n", "Ip: OutNoRoutes\nIp: x\n"):
-        assert code(lambda broken=broken: out_no_routes(broken)) == "off_route_not_shown"  # type: ignore[misc]
+        assert code(partial(out_no_routes, broken)) == "off_route_not_shown"
 
 
 def test_wrong_arguments_are_a_usage_error() -> None:

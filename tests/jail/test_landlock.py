@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,15 +22,15 @@ from jail.landlock import plan_for
 from tests.jail.forked import USERS, Outcome, attempt, become
 
 
-def plan(version: int, **changes: object) -> dict[str, object]:
-    lists: dict[str, object] = {
+def plan(version: int, **changes: Any) -> dict[str, Any]:
+    lists: dict[str, Any] = {
         "read": ["/"],
         "write": [],
         "execute_all": True,
         "dev_write": ["/dev"],
         "tcp_ports": None,
     }
-    return plan_for(version, **(lists | changes))  # type: ignore[arg-type]
+    return plan_for(version, **(lists | changes))
 
 
 # Pure
@@ -52,7 +53,7 @@ def test_no_rule_names_a_right_that_its_abi_lacks() -> None:
 
 
 def test_shared_trees_get_no_sockets_and_private_ones_do() -> None:
-    rules = dict(plan(7, write=["/work"], private=["/tmp"])["rules"])  # type: ignore[call-overload]
+    rules = dict(plan(7, write=["/work"], private=["/tmp"])["rules"])
     for node in (landlock.MAKE_SOCK, landlock.MAKE_FIFO):
         assert not rules["/work"] & node
         assert rules["/tmp"] & node
@@ -62,7 +63,7 @@ def test_shared_trees_get_no_sockets_and_private_ones_do() -> None:
 
 
 def test_execute_only_where_asked() -> None:
-    rules = dict(plan(7, read=["/usr"], write=["/work"], execute_all=False)["rules"])  # type: ignore[call-overload]
+    rules = dict(plan(7, read=["/usr"], write=["/work"], execute_all=False)["rules"])
     assert rules["/usr"] & landlock.EXECUTE
     assert not rules["/work"] & landlock.EXECUTE
 

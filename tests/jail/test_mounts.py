@@ -131,7 +131,7 @@ def test_a_tmpfs_has_an_end() -> None:
         Path("/small/more").unlink()
         return [*said, *writes(*(f"/small/{number}" for number in range(10)))]
 
-    first, second, *rest = built(small, look=fill).value  # type: ignore[misc]
+    first, second, *rest = built(small, look=fill).value
     assert (first, second) == (0, errno.ENOSPC)
     assert rest[0] == 0 and rest[-1] == errno.ENOSPC  # out of inodes
 

@@ -89,7 +89,7 @@ def furnished() -> object:
 
 @pytest.mark.needs("userns", "netns")
 def test_it_says_what_pyroute2_says() -> None:
-    ours, theirs = attempt(furnished, uid=USERS[-1]).value  # type: ignore[misc]
+    ours, theirs = attempt(furnished, uid=USERS[-1]).value
     assert ours == theirs
     assert {link["name"] for link in ours["links"]} >= {"lo", "one", "other"}
     assert {rule["priority"] for rule in ours["rules"]} >= {0, 77, 78, 32766}

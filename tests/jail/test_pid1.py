@@ -178,11 +178,14 @@ def test_the_deadline() -> None:
 def test_stop_and_continue_are_told() -> None:
     def act(_daemon: socket.socket, launcher: socket.socket) -> list[object]:
         time.sleep(0.3)
-        fdpass.send(launcher, {"op": "signal", "number": int(signal.SIGSTOP)})
         launcher.settimeout(60)
-        said = [fdpass.recv(launcher).body["ev"]]  # type: ignore[union-attr]
-        fdpass.send(launcher, {"op": "continue"})
-        said.append(fdpass.recv(launcher).body["ev"])  # type: ignore[union-attr]
+        said = []
+        orders: list[fdpass.Json] = [{"op": "signal", "number": int(signal.SIGSTOP)}, {"op": "continue"}]
+        for order in orders:
+            fdpass.send(launcher, order)
+            received = fdpass.recv(launcher)
+            assert received is not None
+            said.append(received.body["ev"])
         fdpass.send(launcher, {"op": "signal", "number": int(signal.SIGTERM)})
         return said
 

@@ -1,4 +1,5 @@
 from ipaddress import ip_address, ip_network
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -142,9 +143,9 @@ def bodied(body: BodyTerm | None, *, upgrade: bool = False) -> AllowRule:
     return AllowRule(id="r", methods=frozenset({"POST"}), paths=(PathPattern.parse("/m"),), body=body, upgrade=upgrade)
 
 
-def term(kind: BodyType = BodyType.JSON, **kw: object) -> BodyTerm:
-    tests = tuple(FieldTest(path=FieldPath.parse(p), values=v) for p, v in kw.pop("tests", {}).items())  # type: ignore[attr-defined]
-    return BodyTerm(**{"type": kind, "max": 100, "tests": tests, **kw})  # type: ignore[arg-type]
+def term(kind: BodyType = BodyType.JSON, **kw: Any) -> BodyTerm:
+    tests = tuple(FieldTest(path=FieldPath.parse(p), values=v) for p, v in kw.pop("tests", {}).items())
+    return BodyTerm(**{"type": kind, "max": 100, "tests": tests, **kw})
 
 
 OPERATIONS = {name: term(BodyType.GRAPHQL, operations=frozenset({name})) for name in ("query.a", "query.b", "query.*")}

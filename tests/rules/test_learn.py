@@ -2,6 +2,7 @@
 
 import tomllib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -63,7 +64,7 @@ POLICY = load(BASE)
 KNOWN = known_hosts(PACKS)
 
 
-def asked(url: str, method: str = "GET", *, policy: Policy = POLICY, role: str = "dev", **more: object) -> Asked:
+def asked(url: str, method: str = "GET", *, policy: Policy = POLICY, role: str = "dev", **more: Any) -> Asked:
     """A refusal as the ledger would have it, by the verdict of the policy."""
     scheme, _, rest = url.partition("://")
     authority, slash, tail = rest.partition("/")
@@ -75,7 +76,7 @@ def asked(url: str, method: str = "GET", *, policy: Policy = POLICY, role: str =
     request = request_of(made)
     verdict = request if isinstance(request, Deny) else decide(policy, role, request)
     reason = verdict.reason.value if isinstance(verdict, Deny) else "no_rule"
-    return replace(made, reason=reason, first="2026-01-02T03:04:05.000000Z", last="2026-01-02T03:05:00.000000Z", **more)  # type: ignore[arg-type]
+    return replace(made, reason=reason, first="2026-01-02T03:04:05.000000Z", last="2026-01-02T03:05:00.000000Z", **more)
 
 
 def learned(*wanted: Asked, role: str = "dev", policy: Policy = POLICY) -> Learned:

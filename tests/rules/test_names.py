@@ -2,6 +2,7 @@
 
 import dataclasses
 from ipaddress import ip_address, ip_network
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,8 @@ from rules.problems import TableError
 V = NameVerdict
 
 
-def endpoint(name: str, host: str, **more: object) -> Endpoint:
-    return dataclasses.replace(Endpoint(name=name, host=HostPattern.parse(host), port=443, dial_port=443), **more)  # type: ignore[arg-type]
+def endpoint(name: str, host: str, **more: Any) -> Endpoint:
+    return dataclasses.replace(Endpoint(name=name, host=HostPattern.parse(host), port=443, dial_port=443), **more)
 
 
 ENDPOINTS = (

@@ -6,6 +6,7 @@ of rules; more in a request never gets more allowed; no header of the client can
 
 import dataclasses
 from ipaddress import IPv4Address, IPv6Address
+from typing import Any
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -247,13 +248,13 @@ def test_a_well_formed_wire_is_judged_to_the_end(
 @FUZZ
 @given(allow_rules, deny_rules, st.sampled_from(["GET", "HEAD", "POST"]), clean_path, st.randoms())
 def test_deny_wins_in_any_order_and_an_order_changes_no_verdict(
-    allow: tuple[AllowRule, ...], deny: tuple[DenyRule, ...], method: str, path: str, shuffle: object
+    allow: tuple[AllowRule, ...], deny: tuple[DenyRule, ...], method: str, path: str, shuffle: Any
 ) -> None:
     asked = request(method, path)
     before = is_allowed(policy_of(allow, deny), asked)
     mixed_allow, mixed_deny = list(allow), list(deny)
-    shuffle.shuffle(mixed_allow)  # type: ignore[attr-defined]
-    shuffle.shuffle(mixed_deny)  # type: ignore[attr-defined]
+    shuffle.shuffle(mixed_allow)
+    shuffle.shuffle(mixed_deny)
     assert is_allowed(policy_of(tuple(mixed_allow), tuple(mixed_deny)), asked) is before
     assert not before or is_allowed(policy_of(allow, ()), asked)
     barred = (*mixed_deny, DenyRule(id="all", methods=None, paths=(PathPattern.parse("/**"),)))

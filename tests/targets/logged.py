@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from string import Template
 
@@ -157,9 +158,8 @@ def serving(state: Path, authority: Authority, user: Sequence[str] = ()) -> Iter
     }
     with contextlib.ExitStack() as stack:
         for name, argv in commands.items():
-            ready = lambda name=name: accepts(ports[name])  # noqa: E731 - one condition, bound to its name
             log, env = state / f"{name}.out", clean_env(state)
-            stack.enter_context(running([*user, *argv], ready=ready, log=log, env=env))
+            stack.enter_context(running([*user, *argv], ready=partial(accepts, ports[name]), log=log, env=env))
         targets = {name: _target(state, authority, name, ports[name], token) for name in NAMES}
         targets["s3"] = stack.enter_context(_s3(state / "s3", authority, user))
         yield Logged(targets=targets, proxy=ports["proxy"], proxy_log=state / "proxy.log")

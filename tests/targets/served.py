@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 START_TIMEOUT = 90.0
 
@@ -110,7 +111,7 @@ class Target:
         """Leaves what was seen so far out of `seen`."""
         self._offset = self.witness.stat().st_size
 
-    def lines(self) -> list[dict[str, object]]:
+    def lines(self) -> list[dict[str, Any]]:
         """What was recorded since `forget`, whole lines only."""
         text = self.witness.read_bytes()[self._offset :]
         return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 
@@ -55,7 +56,7 @@ class Case:
         """Write the mapping file."""
         (self.directory / "mapping.toml").write_text(text)
 
-    def run(self, *sources: str, until: float | None = 3600, **more: object) -> "Said":
+    def run(self, *sources: str, until: float | None = 3600, **more: Any) -> "Said":
         """Write the ledger and reconcile `FORMAT=NAME` or `FORMAT@HOST=NAME` sources."""
         self.entries.sort(key=lambda entry: entry[0])
         ledger = self.directory / "ledger"
@@ -66,7 +67,7 @@ class Case:
             sources=tuple(self._given(source) for source in sources),
             mapping=mapping if mapping.exists() else None,
             until=None if until is None else BEGIN + int(until * SECOND),
-            **more,  # type: ignore[arg-type]
+            **more,
         )
         return reconcile(options, said)
 

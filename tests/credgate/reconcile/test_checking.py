@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,8 +92,8 @@ def test_a_verification_that_is_not_waited_for_is_ended(ledger: Path, monkeypatc
     started = []
     popen = subprocess.Popen
 
-    def start(command: list[str], **more: object) -> "subprocess.Popen[bytes]":
-        started.append(popen([sys.executable, "-c", "import time; time.sleep(60)"], **more))  # type: ignore[call-overload]
+    def start(command: list[str], **more: Any) -> "subprocess.Popen[bytes]":
+        started.append(popen([sys.executable, "-c", "import time; time.sleep(60)"], **more))
         return started[0]
 
     monkeypatch.setattr(module.subprocess, "Popen", start)
