@@ -23,7 +23,7 @@ type Key = selectors.SelectorKey
 type Ready = list[tuple[Key, int]]
 MOST = 256  # events that are asked for at once
 type Call = Callable[[], object]
-type Turn = Callable[[int, float | None, dict[int, Any], Call1 | None], list[tuple[int, int]] | None]
+type Turn = Callable[[int, float | None, dict[int, Any], Call1 | None, Any], list[tuple[int, int]] | None]
 type Call1 = Callable[[BaseException], object]
 # What descriptors that are called first are watched for. inotify(7) says it beside EPOLLIN, a table of mounts beside
 # EPOLLERR (proc(5)); no socket is asked for it.
@@ -97,7 +97,7 @@ class WideSelector(selectors.BaseSelector):
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-        self._crowded = True
+        self._crowded = self.due = True  # it waits in another way from here on
         for fd in tuple(self._firsts):  # such turns don't call them first
             calls = self._calls[fd]
             self.remove_first(fd)
@@ -119,14 +119,12 @@ class WideSelector(selectors.BaseSelector):
     def select(self, timeout: float | None = None) -> Ready:
         """As BaseSelector, of what is registered."""
         self.due = timeout is not None and timeout <= 0
+        if self._compiled is not None and not self._crowded:
+            strangers = self._compiled(self._fd, timeout, self._calls, self._failed, self)
+            return self._registered(strangers) if strangers else []
         until = None if timeout is None else monotonic() + timeout
-        wait = None if self._crowded else self._compiled
         while True:
-            if wait is not None and not self._crowded:
-                strangers = wait(self._fd, timeout, self._calls, self._failed)
-                others = self._registered(strangers) if strangers else []
-            else:
-                others = self._turn(timeout)
+            others = self._turn(timeout)
             if others or self.due:
                 return others
             if until is not None:
@@ -227,6 +225,17 @@ class WideSelector(selectors.BaseSelector):
     def remove_writer(self, fd: int, /) -> None:
         """As a loop's."""
         self._unwatched(fd, selectors.EVENT_WRITE)
+
+    def add_edge(self, fd: int, callback: Call) -> bool:
+        """As add_reader, called once for all that is there, and again once there is more, though nothing was read.
+
+        False: it is called for as long as anything is there.
+        """
+        self.add_reader(fd, callback)
+        if fd not in self._calls:
+            return False
+        self._same.modify(fd, select.EPOLLIN | select.EPOLLET)
+        return True
 
     def add_first(self, fd: int, event: int, callback: Call) -> bool:
         """Have `callback` called before all others that are called in the same turn, once one of FIRST is there.
@@ -350,6 +359,14 @@ def running() -> WideSelector | None:
     except RuntimeError:
         return None
     return loop.wide if isinstance(loop, WideLoop) else None
+
+
+def add_edge(loop: asyncio.AbstractEventLoop, fd: int, callback: Call) -> bool:
+    """WideSelector.add_edge, or a reader of another loop."""
+    if isinstance(loop, WideLoop):
+        return loop.wide.add_edge(fd, callback)
+    loop.add_reader(fd, callback)
+    return False
 
 
 def watches(loop: asyncio.AbstractEventLoop) -> Watches:

@@ -4,7 +4,6 @@ may send, and who else takes part. As in test_beaten, each scene is played with 
 
 import asyncio
 import contextlib
-import os
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -16,6 +15,7 @@ import pytest
 
 from credgate.gateway.beaten import Beaten
 from credgate.gateway.noting import OwnNotes
+from credgate.ledger.flushing import Flushing
 from credgate.ledger.record import LedgerError
 from credgate.ledger.writer import Ledger
 from credgate.loops import new_loop
@@ -53,15 +53,15 @@ def played(scene: Scene, tmp: Path, monkeypatch: pytest.MonkeyPatch, **more: Any
 @contextlib.contextmanager
 def meanwhile(act: Callable[[], None]) -> Any:
     """Do something once, when the next sync has ended and nobody was told."""
-    usual, left = os.eventfd_read, [act]
+    usual, left = Flushing.land, [act]
 
-    def read(descriptor: int) -> int:
+    def land(self: Flushing) -> None:
         while left:
             left.pop()()
-        return usual(descriptor)
+        usual(self)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(os, "eventfd_read", read)  # first of all that `Syncing._landed` does
+        patched.setattr(Flushing, "land", land)  # first of all that `Syncing._landed` does
         yield
     assert not left
 

@@ -9,10 +9,65 @@ from typing import Any
 
 import pytest
 
+from credgate import compiled
+from credgate.gateway import wire as wires
 from credgate.gateway.accepting import Acceptor
 from credgate.gateway.pipe import Pipe
 from credgate.gateway.wire import HIGH, LOW, Wire
 from credgate.loops import new_loop
+
+pytestmark = pytest.mark.needs("compiler")
+
+
+@pytest.fixture(autouse=True, params=["compiled", "python"])
+def _calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds with both."""
+    if request.param == "python":
+        monkeypatch.setattr(wires, "calls", lambda: (wires.receive, wires.send))
+    else:
+        assert compiled.load("turn") is not None
+
+
+def test_what_is_asked_of_a_socket() -> None:
+    """What is not there now is no error, and neither is the end; all else is."""
+    receive, send = wires.calls()
+    mine, theirs = socket.socketpair()
+    for sock in (mine, theirs):
+        sock.setblocking(False)
+    room = bytearray(8)
+    assert receive(mine.fileno(), memoryview(room)) == -1
+    assert send(theirs.fileno(), b"0123456789") == 10
+    assert (receive(mine.fileno(), memoryview(room)), bytes(room)) == (8, b"01234567")
+    assert (receive(mine.fileno(), memoryview(room)[:4]), bytes(room)) == (2, b"89234567")
+    assert send(theirs.fileno(), memoryview(b"ab")[1:]) == 1
+    while send(theirs.fileno(), b"x" * 4096):
+        pass
+    with pytest.raises((TypeError, BufferError)):
+        receive(mine.fileno(), memoryview(b"read only"))
+    number = theirs.fileno()
+    theirs.close()
+    while receive(mine.fileno(), memoryview(room)) > 0:
+        pass
+    assert receive(mine.fileno(), memoryview(room)) == 0
+    with pytest.raises(BrokenPipeError):
+        send(mine.fileno(), b"x")
+    for closed in (number, -1):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            send(closed, b"x")
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            receive(closed, memoryview(room))
+    mine.close()
+
+
+def test_a_wire_that_ended_asks_nothing_of_whoever_has_its_number() -> None:
+    async def body(j: Joined) -> None:
+        j.wire.abort()
+        await j.told.over.wait()
+        assert (j.near.fileno(), j.wire._fd) == (-1, -1)
+        j.wire.write(b"x")
+        j.wire._readable()
+
+    joined(body)
 
 
 class Told:

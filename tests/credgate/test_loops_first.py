@@ -214,3 +214,54 @@ def test_a_watch_outlives_its_loop(tmp_path: Path) -> None:
     path.write_text("two")
     assert not watch.is_silent()
     watch.end()
+
+
+# -- what is told once -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("edge", [True, False])
+def test_by_edge_it_is_called_once_for_what_is_there(edge: bool, selector: WideSelector) -> None:
+    """And again for what comes then, though nothing was read. A reader is called as long as anything is there."""
+    event, called = os.eventfd(0, os.EFD_NONBLOCK), list[int]()
+    if edge:
+        assert selector.add_edge(event, lambda: called.append(1))
+    else:
+        selector.add_reader(event, lambda: called.append(1))
+    counts = []
+    for more in (1, 0, 0, 1, 0):
+        if more:
+            os.eventfd_write(event, 1)
+        selector.select(0)
+        counts.append(len(called))
+    assert counts == ([1, 1, 1, 2, 2] if edge else [1, 2, 3, 4, 5])
+    selector.remove_reader(event)
+    os.eventfd_write(event, 1)
+    selector.select(0)
+    assert len(called) == counts[-1]
+    os.close(event)
+
+
+@pytest.mark.parametrize("factory", [loops.new_loop, asyncio.SelectorEventLoop])
+def test_a_loop_says_whether_it_can(factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def main() -> bool:
+        loop, event = asyncio.get_running_loop(), os.eventfd(1, os.EFD_NONBLOCK)
+        told = asyncio.Event()
+        by_edge = loops.add_edge(loop, event, told.set)
+        await asyncio.wait_for(told.wait(), 60)  # what was there before is told too
+        loops.watches(loop).remove_reader(event)
+        os.close(event)
+        return by_edge
+
+    assert asyncio.run(main(), loop_factory=factory) == (factory is loops.new_loop)
+
+
+def test_where_there_is_no_room_it_has_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Full, "room", 0)
+    monkeypatch.setattr(selectors, "EpollSelector", Full)
+    event, called = os.eventfd(1, os.EFD_NONBLOCK), list[int]()
+    with WideSelector() as selector:
+        assert not selector.add_edge(event, lambda: called.append(1))
+        for _ in range(3):
+            selector.select(0)
+        assert called == [1, 1, 1]
+    os.close(event)

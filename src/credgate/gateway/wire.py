@@ -4,9 +4,13 @@ four, and without a task, a future and three calls that wait for their turn (doc
 
 import asyncio
 import logging
+import os
 import socket
+from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from credgate import compiled
 from credgate.gateway.ending import where
 from credgate.loops import watches
 
@@ -17,6 +21,29 @@ logger = logging.getLogger(__name__)
 
 HIGH, LOW = 64 << 10, 16 << 10  # bytes that wait to be sent: from there on it is behind, and no longer; as asyncio's
 LAST = 4  # reads of what came before nothing more could be sent: a refusal is short
+
+
+def receive(fd: int, buffer: memoryview) -> int:
+    """How many bytes were read, 0 at the end, -1 where none are there. Raises OSError."""
+    try:
+        return os.readv(fd, (buffer,))
+    except (BlockingIOError, InterruptedError):
+        return -1
+
+
+def send(fd: int, data: Any) -> int:
+    """How many bytes the kernel took, which may be none. Raises OSError. Python ignores SIGPIPE."""
+    try:
+        return os.write(fd, data)
+    except (BlockingIOError, InterruptedError):
+        return 0
+
+
+@cache
+def calls() -> tuple[Callable[[int, memoryview], int], Callable[[int, Any], int]]:
+    """Both, compiled where they were built. A socket's own are slower: they let go of the interpreter's lock."""
+    module = compiled.load("turn")
+    return (receive, send) if module is None else (module.receive, module.send)
 
 
 class Wire(asyncio.Transport):
@@ -34,6 +61,8 @@ class Wire(asyncio.Transport):
         "_out",
         "_paused",
         "_pipe",
+        "_receive",
+        "_send",
         "_sock",
         "_watches",
     )
@@ -45,6 +74,7 @@ class Wire(asyncio.Transport):
         self._loop = asyncio.get_running_loop()
         self._watches = watches(self._loop)
         self._sock, self._fd, self._pipe = sock, sock.fileno(), pipe
+        self._receive, self._send = calls()
         self._out = bytearray()
         self._full = self._paused = False
         self._closing = False  # nothing is read any more, and nothing taken to be sent
@@ -70,9 +100,7 @@ class Wire(asyncio.Transport):
             return
         self._inside, pipe = True, self._pipe
         try:
-            size = self._sock.recv_into(pipe.buffer)
-        except (BlockingIOError, InterruptedError):
-            size = -1
+            size = self._receive(self._fd, pipe.buffer)
         except OSError as error:
             self._end(error)
             size = -1
@@ -113,9 +141,7 @@ class Wire(asyncio.Transport):
             return
         if not self._out:
             try:
-                sent = self._sock.send(data)
-            except (BlockingIOError, InterruptedError):
-                sent = 0
+                sent = self._send(self._fd, data)
             except OSError as error:
                 self._unsendable(error)
                 return
@@ -161,17 +187,15 @@ class Wire(asyncio.Transport):
 
     def _one_more(self) -> bool:
         """Whether another read may have something."""
-        size = self._sock.recv_into(self._pipe.buffer)
-        if size:
+        size = self._receive(self._fd, self._pipe.buffer)
+        if size > 0:
             self._pipe.buffer_updated(size)
-        return bool(size) and not self._lost
+        return size > 0 and not self._lost
 
     def _writable(self) -> None:
         try:
             with memoryview(self._out) as waiting:
-                sent = self._sock.send(waiting)
-        except (BlockingIOError, InterruptedError):
-            return
+                sent = self._send(self._fd, waiting)
         except OSError as error:
             self._unsendable(error)
             return
@@ -229,6 +253,7 @@ class Wire(asyncio.Transport):
         try:
             self._pipe.connection_lost(self._broke)
         finally:
+            self._fd = -1  # its number may be another's from here on
             self._sock.close()
             del self._pipe  # which has this
 

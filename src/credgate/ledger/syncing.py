@@ -17,7 +17,7 @@ from contextlib import suppress
 from credgate.ledger.flushing import Flushing
 from credgate.ledger.landing import Landing
 from credgate.ledger.record import LedgerError
-from credgate.loops import watches
+from credgate.loops import add_edge, watches
 
 type Told = Callable[[LedgerError | None], object]
 
@@ -43,6 +43,7 @@ class Syncing:
         self._flying: list[Told] = []  # for the one that is at work
         self._alone = False  # the last sync had one caller: there is nobody to wait for
         self._stopped = False
+        self._by_edge = False  # nobody has to take back what the descriptor counts
 
     def ask(self) -> Landing:
         """Done once a sync has ended that began after this call. Whoever cancels it takes it from nobody else."""
@@ -69,7 +70,7 @@ class Syncing:
         if self._loop is not None and not self._loop.is_closed():
             watches(self._loop).remove_reader(self._done)
         self._loop, self._asked, self._flying = loop, [], []
-        watches(loop).add_reader(self._done, self._landed)
+        self._by_edge = add_edge(loop, self._done, self._landed)
 
     def _begin(self) -> None:
         if self._stopped or self._loop is None or self._flying or not self._asked:
@@ -111,7 +112,8 @@ class Syncing:
             os.eventfd_write(self._done, 1)
 
     def _landed(self) -> None:
-        os.eventfd_read(self._done)
+        if not self._by_edge:
+            os.eventfd_read(self._done)
         if self._kernel is not None:
             self._kernel.land()
         landed, self._flying = self._flying, []

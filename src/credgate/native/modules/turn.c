@@ -1,10 +1,11 @@
 /* One turn of the selector: what WideSelector of credgate/loops.py does each time that it wakes, without an object of
- * each event and a frame for each call. */
+ * each event and a frame for each call. And what gateway/wire.py asks of a socket then. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <errno.h>
 #include <limits.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 #include <time.h>
 
 enum { MOST = 256 };
@@ -13,20 +14,22 @@ enum { FIRST = EPOLLRDNORM | EPOLLPRI };
 enum { FRESH = 2000000 }; /* nanoseconds for which what a wait has said may be relied on */
 
 typedef struct {
-    PyObject *read, *write; /* names */
+    PyObject *read, *write, *due; /* names */
 } State;
 
 /* Of this thread: the epoll whose events are being served, all of which it has told, and since when. */
 static __thread int serving = -1;
 static __thread struct timespec since;
 
-static int milliseconds(PyObject *timeout)
+/* As time.monotonic() has it. */
+static double now(void)
 {
-    if (timeout == Py_None)
-        return -1;
-    double seconds = PyFloat_AsDouble(timeout);
-    if (seconds == -1.0 && PyErr_Occurred())
-        return -2;
+    struct timespec at;
+    return clock_gettime(CLOCK_MONOTONIC, &at) ? 0.0 : (double)at.tv_sec + (double)at.tv_nsec * 1e-9;
+}
+
+static int milliseconds(double seconds)
+{
     double millis = seconds * 1000.0;
     if (!(millis > 0.0))
         return 0;
@@ -96,39 +99,67 @@ static int serve(State *state, PyObject *watched, PyObject *failed, const struct
     return ended;
 }
 
-/* turn(epoll, timeout, watched, failed) -> [(fd, events), ...] of those that nobody is called for, or None. */
-static PyObject *turn(PyObject *module, PyObject *const *args, Py_ssize_t count)
+/* All of one wait: -1 with an error, else 0, and those that nobody is called for in `others`. */
+static int serve_all(State *state, PyObject *const *args, int epoll, struct epoll_event *events, int found, PyObject **others)
 {
-    State *state = PyModule_GetState(module);
-    struct epoll_event events[MOST];
-    if (count != 4 || !PyDict_CheckExact(args[2])) {
-        PyErr_SetString(PyExc_TypeError, "turn(epoll, timeout, watched, failed)");
-        return NULL;
-    }
-    int epoll = (int)PyLong_AsLong(args[0]), millis = milliseconds(args[1]);
-    if (PyErr_Occurred())
-        return NULL;
-    int found = wait_for(epoll, events, millis);
-    if (found < 0 && errno != EINTR)
-        return PyErr_SetFromErrno(PyExc_OSError);
-    if (found < 0)
-        return PyErr_CheckSignals() < 0 ? NULL : Py_NewRef(Py_None);
-    PyObject *others = NULL;
     int ended = 0, before = serving, is_all = found < MOST && clock_gettime(CLOCK_MONOTONIC, &since) == 0;
     for (int i = 0; i < found && ended == 0; i++)
         if (events[i].events & FIRST)
-            ended = serve(state, args[2], args[3], &events[i], &others);
+            ended = serve(state, args[2], args[3], &events[i], others);
     if (is_all)
         serving = epoll;
     for (int i = 0; i < found && ended == 0; i++)
         if (!(events[i].events & FIRST))
-            ended = serve(state, args[2], args[3], &events[i], &others);
+            ended = serve(state, args[2], args[3], &events[i], others);
     serving = before;
-    if (ended < 0) {
-        Py_XDECREF(others);
+    return ended;
+}
+
+/* Whether the loop has more to do than to wait on: its selector's word for it. -1: an error. */
+static int is_due(PyObject *selector, PyObject *name)
+{
+    PyObject *due = PyObject_GetAttr(selector, name);
+    int is = due == NULL ? -1 : PyObject_IsTrue(due);
+    Py_XDECREF(due);
+    return is;
+}
+
+/* turn(epoll, timeout, watched, failed, selector) -> [(fd, events), ...] of those that nobody is called for, or None.
+ * Waits on behind calls until there are such, the time is over, or `selector.due`. */
+static PyObject *turn(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    State *state = PyModule_GetState(module);
+    struct epoll_event events[MOST];
+    if (count != 5 || !PyDict_CheckExact(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "turn(epoll, timeout, watched, failed, selector)");
         return NULL;
     }
-    return others == NULL ? Py_NewRef(Py_None) : others;
+    int epoll = (int)PyLong_AsLong(args[0]), failed = PyErr_Occurred() != NULL;
+    double seconds = failed || args[1] == Py_None ? -1.0 : PyFloat_AsDouble(args[1]);
+    if (PyErr_Occurred())
+        return NULL;
+    int is_bounded = args[1] != Py_None;
+    double until = is_bounded && seconds > 0.0 ? now() + seconds : 0.0;
+    for (;;) {
+        int found = wait_for(epoll, events, is_bounded ? milliseconds(seconds) : -1);
+        if (found < 0 && errno != EINTR)
+            return PyErr_SetFromErrno(PyExc_OSError);
+        if (found < 0 && PyErr_CheckSignals() < 0)
+            return NULL;
+        PyObject *others = NULL;
+        if (found > 0 && serve_all(state, args, epoll, events, found, &others) < 0) {
+            Py_XDECREF(others);
+            return NULL;
+        }
+        if (others != NULL)
+            return others;
+        int due = is_due(args[4], state->due);
+        if (due < 0)
+            return NULL;
+        seconds = is_bounded && !due ? until - now() : 0.0;
+        if (due || (is_bounded && !(seconds > 0.0)))
+            Py_RETURN_NONE;
+    }
 }
 
 /* fresh(epoll) -> bool: this is called within a turn that began a moment ago, and all that was ready then, what is
@@ -136,18 +167,67 @@ static PyObject *turn(PyObject *module, PyObject *const *args, Py_ssize_t count)
 static PyObject *fresh(PyObject *module, PyObject *epoll)
 {
     (void)module;
-    struct timespec now;
+    struct timespec at;
     long fd = PyLong_AsLong(epoll);
     if (fd == -1 && PyErr_Occurred())
         return NULL;
-    if (fd < 0 || fd != serving || clock_gettime(CLOCK_MONOTONIC, &now))
+    if (fd < 0 || fd != serving || clock_gettime(CLOCK_MONOTONIC, &at))
         Py_RETURN_FALSE;
-    long long age = (now.tv_sec - since.tv_sec) * 1000000000LL + (now.tv_nsec - since.tv_nsec);
+    long long age = (at.tv_sec - since.tv_sec) * 1000000000LL + (at.tv_nsec - since.tv_nsec);
     return PyBool_FromLong(age >= 0 && age < FRESH);
+}
+
+/* receive(fd, buffer) -> bytes that were read to it, 0 at the end; -1 where none are there. Raises OSError. The lock is
+ * kept: a socket that doesn't block is asked. */
+static PyObject *receive(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    Py_buffer room;
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "receive(fd, buffer)");
+        return NULL;
+    }
+    long fd = PyLong_AsLong(args[0]);
+    if ((fd == -1 && PyErr_Occurred()) || PyObject_GetBuffer(args[1], &room, PyBUF_WRITABLE) < 0)
+        return NULL;
+    Py_ssize_t size = recv((int)fd, room.buf, (size_t)room.len, MSG_DONTWAIT);
+    int why = errno;
+    PyBuffer_Release(&room);
+    if (size >= 0)
+        return PyLong_FromSsize_t(size);
+    if (why == EAGAIN || why == EWOULDBLOCK || why == EINTR)
+        return PyLong_FromLong(-1);
+    errno = why;
+    return PyErr_SetFromErrno(PyExc_OSError);
+}
+
+/* send(fd, bytes) -> how many the kernel took, which may be none. Raises OSError. */
+static PyObject *send_some(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    Py_buffer data;
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "send(fd, bytes)");
+        return NULL;
+    }
+    long fd = PyLong_AsLong(args[0]);
+    if ((fd == -1 && PyErr_Occurred()) || PyObject_GetBuffer(args[1], &data, PyBUF_SIMPLE) < 0)
+        return NULL;
+    Py_ssize_t size = send((int)fd, data.buf, (size_t)data.len, MSG_DONTWAIT | MSG_NOSIGNAL);
+    int why = errno;
+    PyBuffer_Release(&data);
+    if (size >= 0)
+        return PyLong_FromSsize_t(size);
+    if (why == EAGAIN || why == EWOULDBLOCK || why == EINTR)
+        return PyLong_FromLong(0);
+    errno = why;
+    return PyErr_SetFromErrno(PyExc_OSError);
 }
 
 static PyMethodDef functions[] = {{"turn", (PyCFunction)(void (*)(void))turn, METH_FASTCALL, NULL},
                                   {"fresh", fresh, METH_O, NULL},
+                                  {"receive", (PyCFunction)(void (*)(void))receive, METH_FASTCALL, NULL},
+                                  {"send", (PyCFunction)(void (*)(void))send_some, METH_FASTCALL, NULL},
                                   {NULL, NULL, 0, NULL}};
 
 static int fill(PyObject *module)
@@ -155,7 +235,8 @@ static int fill(PyObject *module)
     State *state = PyModule_GetState(module);
     state->read = PyUnicode_InternFromString("read");
     state->write = PyUnicode_InternFromString("write");
-    return state->read == NULL || state->write == NULL || PyModule_AddStringConstant(module, "STAMP", STAMP) < 0 ? -1 : 0;
+    state->due = PyUnicode_InternFromString("due");
+    return state->read == NULL || state->write == NULL || state->due == NULL || PyModule_AddStringConstant(module, "STAMP", STAMP) < 0 ? -1 : 0;
 }
 
 static int clear(PyObject *module)
@@ -163,6 +244,7 @@ static int clear(PyObject *module)
     State *state = PyModule_GetState(module);
     Py_CLEAR(state->read);
     Py_CLEAR(state->write);
+    Py_CLEAR(state->due);
     return 0;
 }
 
