@@ -27,7 +27,7 @@ class KnownValues:
         self._needles: dict[str, dict[tuple[str, str], frozenset[bytes]]] = {}  # by name, the newest last
         self._newest: dict[str, tuple[str, str]] = {}
         self._short: set[str] = set()  # names that were said to be left out
-        self._table: Table | None = Table({})
+        self.current: Table | None = Table({})  # what `table()` would return; None: it has to be made first
 
     def add(self, name: str, value: str, *, basic: str = "") -> None:
         """Take a value of the secret `name`; `basic` is the whole text of a Basic credential that it stands in.
@@ -49,7 +49,7 @@ class KnownValues:
             kept[key] = needles(value) | (basic_needles(basic) if basic else frozenset())
             while len(kept) > _KEPT:
                 del kept[next(iter(kept))]
-            self._table = None
+            self.current = None
 
     def _name_short(self, name: str) -> None:
         with self._lock:
@@ -61,18 +61,14 @@ class KnownValues:
     def table(self) -> Table:
         """All spellings of all values, as they are now."""
         with self._lock:
-            if self._table is None:
+            if self.current is None:
                 sets = ((name, forms) for name, kept in self._needles.items() for forms in kept.values())
-                self._table = Table({form: name for name, forms in sets for form in forms})
-            return self._table
-
-    def is_now(self, table: Table) -> bool:
-        """Whether `table` is what `table()` would return."""
-        return self._table is table
+                self.current = Table({form: name for name, forms in sets for form in forms})
+            return self.current
 
     def is_clean(self, table: Table, data: bytes) -> bool:
-        """Whether that is so, and nothing in the data could be a secret."""
-        return self._table is table and not table.candidates(data)
+        """Whether `table` is what `table()` would return, and nothing in the data could be a secret."""
+        return self.current is table and not table.candidates(data)
 
     def __repr__(self) -> str:
         return f"<KnownValues of {len(self._needles)} names>"

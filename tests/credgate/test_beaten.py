@@ -419,7 +419,6 @@ STEPS: dict[str, tuple[object, bool]] = {  # whose, and whether the target has t
     "_go": (Beaten, False),
     "answered": (Beaten, True),
     "went": (Records, True),
-    "is_now": (KnownValues, False),
     "is_clean": (KnownValues, True),
 }
 

@@ -109,7 +109,7 @@ class Track(msgspec.Struct, eq=False, frozen=True, kw_only=True):
         run, (policy, role, decoys, others) = state.run, self.given
         if run.policy is not policy or run.role is not role or run.decoys is not decoys or run.proof is not self.proof:
             return False
-        if judge.decoys.others(run) is not others or not judge.known.is_now(self.table):
+        if judge.decoys.computed.get(run.id) is not others or judge.known.current is not self.table:
             return False
         if state.closed or state.targets.get(self.target.key) is not self.target:
             return False

@@ -338,7 +338,8 @@ class Ledger(AbstractContextManager["Ledger"]):
 
     def _out(self) -> tuple[int, int, int]:
         """All lines so far are in the file: the last one's number, the file, its segment. The write lock is held."""
-        self._check()
+        if self._error is not None or self._closing:
+            self._check()
         self._flush()
         return self._chain.seq, self._file.fd, self._number
 
