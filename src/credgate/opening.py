@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from credgate import protect
+from credgate import inreach, protect
 from credgate.apart import LOOKS
 from credgate.command import CommandError
 from credgate.given import check_arguments, check_key
@@ -252,6 +252,7 @@ def _compute(
         **decoy_environment(chosen.policy, decoys),
     }
     spec, look = jail_spec(run_id, asked, chosen, parts.person, parts.places, parts.trust, named, network)
+    inreach.refuse(chosen.policy, chosen.role, asked.env, spec)
     return spec, look, None if child else program_digest(spec.exe)
 
 

@@ -211,11 +211,8 @@ def check_values(role: Role, env: Mapping[str, str]) -> None:
     """The names were judged when the policy was loaded; here the values that this caller really has."""
     for name in role.env:
         if credential_value(env.get(name, "")):
-            raise PrepareError(
-                "env_credential",
-                f"{name}: its value looks like a credential",
-                "bind it as a secret; take it out of `env`",
-            )
+            what, mend = f"{name}: its value looks like a credential", "bind it as a secret; take it out of `env`"
+            raise PrepareError("env_credential", what, mend)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,8 +63,10 @@ def check_refs(root: Table, default_role: str, draft: Draft) -> None:
     for endpoint in draft.endpoints.values():
         _route(report, endpoint, draft)
     named = _by_table(draft.endpoints)
+    sources = {rule.ref: rule.name for rule in draft.secrets.values() if rule.kind is SourceKind.ENV}
     for role in draft.roles.values():
         _role(report, role, draft)
+        _passed(report, role, sources)
         reached = reached_by(role, draft.bindings, draft.endpoints)
         _targets(report, role, [each for name in named if name in reached for each in named[name]])
     for i, case in enumerate(draft.tests):
@@ -181,6 +183,14 @@ def _role(report: Report, role: Role, draft: Draft) -> None:
             message = f"{binding.placeholder.env} is passed from the caller and holds the placeholder of {binding.name}"
             report.add(f"{where}.env", message, "take it out of env")
     _agent(report, where, role, bindings, draft)
+
+
+def _passed(report: Report, role: Role, sources: Mapping[str, str]) -> None:
+    """Refuse a variable that holds a secret's value: the jail would have it."""
+    for i, name in enumerate(role.env):
+        if name in sources:
+            message = f"{name} is where the secret {sources[name]} comes from, and the jail would have its value"
+            report.add(f"{join('role', role.name)}.env[{i}]", message, "take it out of env")
 
 
 def _by_table(endpoints: Mapping[str, Endpoint]) -> dict[str, list[Endpoint]]:

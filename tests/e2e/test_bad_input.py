@@ -53,6 +53,29 @@ def test_an_unknown_role(site: Site) -> None:
     assert "nobody" in error and "dev" in hint
 
 
+def test_a_secret_whose_file_the_jail_would_read(site: Site) -> None:
+    """By its own name, by a link to it, and in a tree that the role reads; not where it is hidden, or elsewhere."""
+    work, away = site.work, site.home / "away"
+    for folder in (work, away):
+        folder.mkdir(exist_ok=True)
+        for name in ("token", ".env"):
+            (folder / name).write_text("a-value-of-the-secret-itself")
+    (away / "link").unlink(missing_ok=True)
+    (away / "link").symlink_to(work / "token")
+    site.own(away)
+
+    def run(path: Path, more: str = "") -> "subprocess.CompletedProcess[str]":
+        (work / "ran").unlink(missing_ok=True)
+        site.policy(f'version = 1\n[secret.s]\nsource = "file:{path}"\n[role.dev]\nworkdir = "write"\n{more}')
+        return site.run(*MARK)
+
+    for path, more in ((work / "token", ""), (away / "link", ""), (away / "token", 'read = ["~/away"]\n')):
+        error, hint = refused(site, run(path, more))
+        assert "where the jail reads it" in error and "credgate secret set s" in hint
+    for path, more in ((work / ".env", ""), (away / "token", ""), (work / "token", 'hide = ["token"]\n')):
+        assert run(path, more).returncode == 0
+
+
 def test_no_role_where_there_are_two(site: Site) -> None:
     site.policy("version = 1\n[role.one]\n[role.two]\n")
     error, hint = refused(site, site.run(*MARK))

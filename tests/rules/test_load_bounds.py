@@ -186,3 +186,11 @@ def test_marks_of_a_gitignore_that_mean_nothing_here_are_refused(key: str, patte
 
 def test_what_is_shown_is_named_as_it_is() -> None:
     assert problems(f'{HEAD}[role.r]\nshow = ["pages/[id]/.env"]\n') == []
+
+
+@pytest.mark.parametrize(("passed", "faults"), [("S", 1), ("T", 1), ("LANG", 0)])
+def test_a_variable_that_a_secret_comes_from_is_not_passed(passed: str, faults: int) -> None:
+    """The jail would have what the gateway keeps from it. Whoever uses the secret: here nobody does."""
+    found = problems(f'{HEAD}{SECRET}[role.r]\nenv = ["TERM", "{passed}"]\n')
+    assert len(found) == faults
+    assert all("role.r.env[1]" in each and "the jail would have its value" in each for each in found)
