@@ -177,6 +177,8 @@ class Process:
 
     def _told(self, worker: Worker, message: m.FromDaemon, fds: list[int]) -> None:  # noqa: C901 - a case a message
         match message:
+            case m.Passed() | m.Given() | m.Noted() | m.Refused() | m.Stale() | m.Failed():  # nearly each one
+                self._line.answered(message)
             case m.Begin():
                 self._begin(worker, message, fds)
             case m.Swap():
@@ -193,8 +195,6 @@ class Process:
                 worker.known.take((message.name, message.value, message.basic))
             case m.Broken():
                 self._line.broken = LedgerError(message.code, message.detail, message.hint)
-            case m.Passed() | m.Given() | m.Noted() | m.Refused() | m.Stale() | m.Failed():
-                self._line.answered(message)
             case m.Ping():
                 self._done(message)
             case m.Stop():
