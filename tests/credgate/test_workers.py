@@ -47,13 +47,13 @@ async def clients(r: Rig, count: int) -> list[Client]:
 
 
 async def served_by(r: Rig, slot: int) -> Client:
-    """A connection of one process: the other one seems to have more than enough, and waits a moment."""
-    words, other = pool(r).share._words, 1 - slot
+    """A connection of one process: the daemon seems to have far more than its few, or none, for a moment."""
+    words = pool(r).share._words
     for _ in range(50):
-        before = words[slot]
-        words[other] += 1000
+        before, daemon = words[slot], words[0]
+        words[0] = 0 if slot == 0 else 1000
         client = await r.tunnel()
-        words[other] -= 1000
+        words[0] = daemon + words[0] - (0 if slot == 0 else 1000)
         if words[slot] > before:
             return client
         client.close()  # on a busy machine that moment was too short

@@ -2,7 +2,11 @@
 
 The kernel wakes all who poll a listener, and whoever is first gets the connection; asyncio's own server then takes all
 that wait in one go. So each process says in shared memory how many connections it serves, takes one at a time, and
-leaves one to the others for a moment where it has more than the least busy of them.
+leaves one to the others for a moment where it is theirs to take.
+
+The daemon's own process, which each request of all others passes through, takes the first few: of so little a request
+costs less where nobody has to be asked. All further ones are the workers', shared evenly: their claims then come
+together, and the daemon serves nobody else between them (docs/decisions/0266).
 """
 
 import asyncio
@@ -21,7 +25,10 @@ logger = logging.getLogger(__name__)
 SLOTS = 64  # processes, the daemon's own is the first
 _WORD = 4  # bytes: one process writes it, and an aligned word is written in one piece
 _ABSENT = 0xFFFF_FFFF
-_LATER = 0.002  # seconds that a connection waits for a process with fewer of them
+FEW = 2  # connections that are the daemon's own, where there are workers
+_LATER = 0.002  # seconds that a connection waits for a process whose turn it is,
+_WORKERS = 0.02  # and that it waits for a worker, which may be in the middle of many handshakes
+_ALONE = 0.2  # seconds in which the daemon leaves workers none, once they left one: they may not be at this listener
 
 type Make = Callable[[], asyncio.BaseProtocol]
 
@@ -57,9 +64,17 @@ class Share:
         self._words[self._slot] += count
 
     @property
-    def behind(self) -> bool:
-        """Whether another process has fewer connections than this one."""
-        return min(self._words) < self._words[self._slot]
+    def is_daemons(self) -> bool:
+        """Whether this process is the daemon's own."""
+        return self._slot == 0
+
+    @property
+    def leaves(self) -> float:
+        """Seconds for which a connection is left to another process, whose turn it is; 0: it is this one's."""
+        daemon, *workers = self._words
+        if self._slot == 0:
+            return _WORKERS if daemon >= FEW and min(workers) != _ABSENT else 0.0
+        return _LATER if daemon < FEW or min(workers) < self._words[self._slot] else 0.0
 
 
 class Acceptor:
@@ -73,6 +88,8 @@ class Acceptor:
         self._share, self._make = share, make
         self._loop = asyncio.get_running_loop()
         self._later: asyncio.TimerHandle | None = None
+        self._alone = 0.0  # until then, by the loop's clock, nobody else accepts here
+        self._left: tuple[int | None, ...] = ()  # what all had when one was left to them
         self._tasks: set[asyncio.Task[None]] = set()
         self.sockets = (sock,)
         sock.setblocking(False)
@@ -90,8 +107,10 @@ class Acceptor:
         sock.close()
 
     def _readable(self) -> None:
-        if self._share is not None and self._share.behind:
-            self._wait(_LATER)
+        leaves = 0.0 if self._share is None else self._share.leaves
+        if self._share is not None and leaves and self._loop.time() >= self._alone:
+            self._left = self._share.loads()
+            self._wait(leaves)
         else:
             self._accept()
 
@@ -103,7 +122,10 @@ class Acceptor:
         """Nobody took it meanwhile, or somebody did."""
         self._later = None
         self._loop.add_reader(self.sockets[0], self._readable)
-        self._accept()
+        share = self._share
+        if share is None or share.loads() == self._left:  # else see anew whose the next one is
+            self._alone = self._loop.time() + _ALONE if share is not None and share.is_daemons else 0.0
+            self._accept()
 
     def _accept(self) -> None:
         try:
