@@ -16,8 +16,9 @@ import select
 import stat
 import struct
 import time
+import weakref
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -89,10 +90,10 @@ class FileWatch:
 
     def _listen(self) -> None:
         """Have the loop tell, where it can: it waits for all its descriptors in one call."""
-        selector = loops.running()
-        if selector is None or not selector.add_first(self._events, select.EPOLLRDNORM, self.end):
+        selector, ended = loops.running(), partial(_ended, weakref.ref(self))
+        if selector is None or not selector.add_first(self._events, select.EPOLLRDNORM, ended):
             return
-        if selector.add_first(self._mounts, select.EPOLLPRI, self.end):
+        if selector.add_first(self._mounts, select.EPOLLPRI, ended):
             self._selector, self._is_fresh = selector, selector.is_fresh
         else:
             selector.remove_first(self._events)
@@ -110,6 +111,13 @@ class FileWatch:
 
     def __del__(self) -> None:
         self.end()
+
+
+def _ended(which: "weakref.ref[FileWatch]") -> None:
+    """Something happened. A loop alone keeps no watch alive, which has descriptors."""
+    watch = which()
+    if watch is not None:
+        watch.end()
 
 
 def _watching(paths: Iterable[str]) -> int:

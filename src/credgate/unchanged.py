@@ -91,6 +91,8 @@ class Unchanged[T]:
         watched = self._watches.get(paths)
         if watched is None:
             if len(self._watches) >= WATCHED:
+                for old in self._watches.values():
+                    old.watch.end()
                 self._watches.clear()
             watched = self._watches[paths] = _Watched(FileWatch(paths))
         watched.found = b""

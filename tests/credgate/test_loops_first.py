@@ -15,6 +15,7 @@ import pytest
 from credgate import compiled, filewatch, loops
 from credgate.filewatch import FileWatch
 from credgate.loops import MOST, WideSelector
+from credgate.unchanged import WATCHED, Unchanged, identities
 from tests.credgate.test_loops import Full
 
 pytestmark = pytest.mark.needs("compiler")
@@ -92,6 +93,28 @@ def test_another_selectors_turn_is_not_this_ones(
         pair[1].send(b"x")
         selector.select(0)
     assert found == [(False, True)]
+
+
+def test_a_turn_within_a_turn_makes_no_older_one_fresh(
+    selector: WideSelector, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    found: list[bool] = []
+    with WideSelector() as other:
+        near, far = socket.socketpair()
+        other.add_reader(near.fileno(), lambda: None)
+        far.send(b"x")
+
+        def asked() -> None:
+            time.sleep(0.003)
+            other.select(0)
+            found.append(selector.is_fresh())
+
+        selector.add_reader(pair[0].fileno(), asked)
+        pair[1].send(b"x")
+        selector.select(0)
+        near.close()
+        far.close()
+    assert found == [False]
 
 
 @pytest.mark.parametrize("count", [MOST - 1, MOST])
@@ -199,6 +222,26 @@ def test_a_loop_that_calls_nobody_first_has_the_kernel_asked(tmp_path: Path) -> 
         watch.end()
 
     asyncio.run(main(), loop_factory=asyncio.SelectorEventLoop)
+
+
+@pytest.mark.parametrize("how", ["dropped", "many"])
+def test_a_watch_that_nobody_has_leaves_nothing_open(how: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        before, kept = len(os.listdir("/proc/self/fd")), Unchanged[str]()
+        for number in range(3 * WATCHED):
+            path = tmp_path / str(number)
+            path.write_text("one")
+            if how == "dropped":
+                assert FileWatch([str(path)]).begin()
+                continue
+            os.utime(path, ns=(0, 0))
+            looked = identities((str(path),))
+            kept._held[path] = (looked, "one")
+            assert kept.known(path, (str(path),)) == "one"
+        assert len(os.listdir("/proc/self/fd")) <= before + (0 if how == "dropped" else 2 * WATCHED)
+        assert how == "dropped" or len(os.listdir("/proc/self/fd")) > before  # it does watch
+
+    asyncio.run(main(), loop_factory=loops.new_loop)
 
 
 def test_a_watch_outlives_its_loop(tmp_path: Path) -> None:

@@ -38,13 +38,23 @@ static int milliseconds(double seconds)
     return (int)millis + ((double)(int)millis < millis); /* rounded up: a timer that is not due yet would spin */
 }
 
-static int wait_for(int epoll, struct epoll_event *events, int millis)
+/* As epoll_wait(2). `at`: when it had told, before the interpreter's lock was waited for. */
+static int told(int epoll, struct epoll_event *events, int millis, struct timespec *at)
+{
+    int count = epoll_wait(epoll, events, MOST, millis), why = errno;
+    if (clock_gettime(CLOCK_MONOTONIC, at))
+        *at = (struct timespec){0, 0}; /* long ago: nothing is relied on */
+    errno = why;
+    return count;
+}
+
+static int wait_for(int epoll, struct epoll_event *events, int millis, struct timespec *at)
 {
     int count;
     if (millis == 0)
-        return epoll_wait(epoll, events, MOST, 0);
+        return told(epoll, events, millis, at);
     Py_BEGIN_ALLOW_THREADS
-    count = epoll_wait(epoll, events, MOST, millis);
+    count = told(epoll, events, millis, at);
     Py_END_ALLOW_THREADS
     return count;
 }
@@ -99,19 +109,29 @@ static int serve(State *state, PyObject *watched, PyObject *failed, const struct
     return ended;
 }
 
+typedef struct {
+    int count;
+    struct timespec at;
+    struct epoll_event events[MOST];
+} Found;
+
 /* All of one wait: -1 with an error, else 0, and those that nobody is called for in `others`. */
-static int serve_all(State *state, PyObject *const *args, int epoll, struct epoll_event *events, int found, PyObject **others)
+static int serve_all(State *state, PyObject *const *args, int epoll, const Found *found, PyObject **others)
 {
-    int ended = 0, before = serving, is_all = found < MOST && clock_gettime(CLOCK_MONOTONIC, &since) == 0;
-    for (int i = 0; i < found && ended == 0; i++)
-        if (events[i].events & FIRST)
-            ended = serve(state, args[2], args[3], &events[i], others);
-    if (is_all)
+    int ended = 0, before = serving;
+    struct timespec before_since = since; /* a call may turn another loop of this thread */
+    for (int i = 0; i < found->count && ended == 0; i++)
+        if (found->events[i].events & FIRST)
+            ended = serve(state, args[2], args[3], &found->events[i], others);
+    if (found->count < MOST) {
         serving = epoll;
-    for (int i = 0; i < found && ended == 0; i++)
-        if (!(events[i].events & FIRST))
-            ended = serve(state, args[2], args[3], &events[i], others);
+        since = found->at;
+    }
+    for (int i = 0; i < found->count && ended == 0; i++)
+        if (!(found->events[i].events & FIRST))
+            ended = serve(state, args[2], args[3], &found->events[i], others);
     serving = before;
+    since = before_since;
     return ended;
 }
 
@@ -129,7 +149,7 @@ static int is_due(PyObject *selector, PyObject *name)
 static PyObject *turn(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     State *state = PyModule_GetState(module);
-    struct epoll_event events[MOST];
+    Found found;
     if (count != 5 || !PyDict_CheckExact(args[2])) {
         PyErr_SetString(PyExc_TypeError, "turn(epoll, timeout, watched, failed, selector)");
         return NULL;
@@ -141,13 +161,13 @@ static PyObject *turn(PyObject *module, PyObject *const *args, Py_ssize_t count)
     int is_bounded = args[1] != Py_None;
     double until = is_bounded && seconds > 0.0 ? now() + seconds : 0.0;
     for (;;) {
-        int found = wait_for(epoll, events, is_bounded ? milliseconds(seconds) : -1);
-        if (found < 0 && errno != EINTR)
+        found.count = wait_for(epoll, found.events, is_bounded ? milliseconds(seconds) : -1, &found.at);
+        if (found.count < 0 && errno != EINTR)
             return PyErr_SetFromErrno(PyExc_OSError);
-        if (found < 0 && PyErr_CheckSignals() < 0)
+        if (found.count < 0 && PyErr_CheckSignals() < 0)
             return NULL;
         PyObject *others = NULL;
-        if (found > 0 && serve_all(state, args, epoll, events, found, &others) < 0) {
+        if (found.count > 0 && serve_all(state, args, epoll, &found, &others) < 0) {
             Py_XDECREF(others);
             return NULL;
         }
