@@ -267,8 +267,8 @@ def test_the_kernel_tells_of_each_file_by_its_mark(tmp_path: Path) -> None:
 
 @pytest.mark.needs("compiler")
 @by_both
-def test_the_kernel_tells_of_more_than_its_ring_has_room_for(tmp_path: Path) -> None:
-    """One after the other: from its end on it begins anew (a page of it, at most 127 places)."""
+def test_the_kernel_tells_of_several_at_once_for_as_long_as_one_likes(tmp_path: Path) -> None:
+    """Its ring has a page, at most 127 places: from its end on it begins anew."""
     done = os.eventfd(0, os.EFD_NONBLOCK)
     syncs = KernelSyncs.open(done)
     assert syncs is not None

@@ -44,28 +44,6 @@ static PyObject *submit(PyObject *module, PyObject *const *args, Py_ssize_t coun
     return PyErr_SetFromErrno(PyExc_OSError);
 }
 
-/* The head of a context, which the kernel shares with us (struct aio_ring, fs/aio.c), as libaio reads it. */
-struct ring {
-    uint32_t id, count, head, tail, magic, compatible, incompatible, header;
-    struct io_event events[];
-};
-
-/* What has ended, without a call of the kernel where the ring is of the kind that we know. */
-static long taken(unsigned long long context, struct io_event events[MOST])
-{
-    struct ring *ring = (struct ring *)(uintptr_t)context;
-    if (ring->magic != 0xa10a10a1 || ring->incompatible != 0 || ring->header != sizeof *ring)
-        return syscall(SYS_io_getevents, (aio_context_t)context, 0L, (long)MOST, events, NULL);
-    long found = 0;
-    uint32_t head = ring->head, tail = __atomic_load_n(&ring->tail, __ATOMIC_ACQUIRE);
-    while (head != tail && found < MOST) {
-        events[found++] = ring->events[head];
-        head = (head + 1) % ring->count;
-    }
-    __atomic_store_n(&ring->head, head, __ATOMIC_RELEASE);
-    return found;
-}
-
 /* landed(context) -> [(mark, 0 or an errno), ...]: what ended since the last call. */
 static PyObject *landed(PyObject *module, PyObject *context)
 {
@@ -74,7 +52,7 @@ static PyObject *landed(PyObject *module, PyObject *context)
     if (PyErr_Occurred())
         return NULL;
     struct io_event events[MOST];
-    long count = taken(which, events);
+    long count = syscall(SYS_io_getevents, (aio_context_t)which, 0L, (long)MOST, events, NULL);
     PyObject *found = PyList_New(0);
     for (long i = 0; found != NULL && i < count; i++) {
         PyObject *one = Py_BuildValue("KL", (unsigned long long)events[i].data, -(long long)events[i].res);
