@@ -112,7 +112,7 @@ def _room(upper: Beneath, tree: Beneath, chosen: Sequence[Change]) -> None:
     needed = sum(facts.st_blocks * 512 for facts in map(upper.facts, files) if facts is not None)
     room = os.fstatvfs(tree.root)
     free = room.f_bavail * room.f_frsize
-    if needed > free:
+    if room.f_blocks and needed > free:  # a file system of FUSE that says nothing says zeros
         detail = f"to take over: {needed // MIB} MiB, free in the tree: {free // MIB} MiB"
         raise CopyError("no_room", detail, "see the sizes by `credgate diff`, then name paths")
 
@@ -240,8 +240,11 @@ def _as_the_old(tree: Beneath, path: str, made: int) -> int:
     """
     old = tree.regular(path)
     try:
-        for name in _attributes(old):
+        names = _attributes(old)
+        for name in names:
             os.setxattr(made, name, os.getxattr(old, name))
+        if _ACL not in names and _ACL in _attributes(made):  # of the directory's default, acl(5): the old one was before
+            os.removexattr(made, _ACL)
         group = os.fstat(old).st_gid
         if group == os.fstat(made).st_gid:
             return PERMISSIONS

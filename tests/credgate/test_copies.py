@@ -594,6 +594,17 @@ def test_a_file_in_the_place_of_another_lets_in_nobody_else(rig: Rig) -> None:
     assert "user.theirs" not in os.listxattr(host)
 
 
+def test_a_directorys_default_list_lets_nobody_into_a_file_that_had_none(rig: Rig) -> None:
+    """What is made beside the host's file inherits it; what replaces nothing has it as any new file does."""
+    os.setxattr(rig.tree, "system.posix_acl_default", LIST)
+    again(rig)
+    for name in ("keep", "new"):
+        rig.put(name, "other\n").chmod(0o660)
+    assert rig.apply() == ({"keep", "new"}, {})
+    assert "system.posix_acl_access" not in os.listxattr(rig.tree / "keep")
+    assert "system.posix_acl_access" in os.listxattr(rig.tree / "new")
+
+
 @pytest.mark.parametrize("member", [True, False])
 def test_a_file_in_the_place_of_another_has_its_group_or_none(
     rig: Rig, member: bool, monkeypatch: pytest.MonkeyPatch
@@ -641,3 +652,9 @@ def test_nothing_is_begun_that_has_no_room(rig: Rig, monkeypatch: pytest.MonkeyP
     assert refused.value.code == "no_room"
     assert snapshot(rig.tree) == before
     assert rig.apply("first", "name3")[0] == {"first", "name3"}
+
+
+def test_a_file_system_that_says_nothing_of_its_room_is_tried(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.put("first", "x" * 100_000)
+    monkeypatch.setattr(copyapply.os, "fstatvfs", lambda _: os.statvfs_result([512, *[0] * 8, 255]))
+    assert rig.apply() == ({"first"}, {})

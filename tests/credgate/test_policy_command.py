@@ -76,6 +76,11 @@ def test_check_lists_every_fault_with_its_mend(cli: Cli) -> None:
     ]
 
 
+def test_check_of_more_faults_than_are_told(cli: Cli) -> None:
+    assert cli.run("check", cli.write("version = 1\n" + "".join(f"k{i} = 1\n" for i in range(300)))) == 1
+    assert cli.err.splitlines()[-1] == "200 faults or more"
+
+
 def test_check_as_json(cli: Cli) -> None:
     assert cli.json("check", "--json", cli.write("version = 2\n"))["problems"] == [
         {"where": "version", "message": "got 2, expected 1", "hint": ""}

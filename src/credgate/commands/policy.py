@@ -33,6 +33,7 @@ from rules.describe import describe
 from rules.lint import warnings
 from rules.policy import Policy, TestCase
 from rules.problems import Problem
+from rules.tables import MAX_PROBLEMS
 from rules.verdict import Allow, Deny
 
 OK, FINDINGS, USAGE = 0, 1, 2
@@ -307,7 +308,8 @@ def _problems(problems: Sequence[Problem]) -> list[dict[str, str]]:
 def _say_problems(problems: Sequence[Problem]) -> None:
     for problem in problems:
         sys.stderr.write(_escaped(f"{problem}\n"))
-    sys.stderr.write(f"{len(problems)} fault{'s' if len(problems) != 1 else ''}\n")
+    more = " or more" if len(problems) >= MAX_PROBLEMS else ""
+    sys.stderr.write(f"{len(problems)} fault{'s' if len(problems) != 1 else ''}{more}\n")
 
 
 def _escaped(text: str) -> str:
