@@ -243,7 +243,7 @@ def _as_the_old(tree: Beneath, path: str, made: int) -> int:
         names = _attributes(old)
         for name in names:
             os.setxattr(made, name, os.getxattr(old, name))
-        if _ACL not in names and _ACL in _attributes(made):  # of the directory's default, acl(5): the old one was before
+        if _ACL not in names and _ACL in _attributes(made):  # the directory's default, acl(5), which the old one hasn't
             os.removexattr(made, _ACL)
         group = os.fstat(old).st_gid
         if group == os.fstat(made).st_gid:

@@ -32,7 +32,8 @@ def refuse(policy: Policy, role: str, env: Mapping[str, str], spec: JailSpec) ->
             raise InReachError(
                 "secret_in_reach",
                 f"secret {rule.name!r}: {real} lies in {tree}, where the jail reads it",
-                f"credgate secret set {rule.name} < {real}, and remove the file; or move it out of there",
+                f"move it out of there; or `credgate secret set {rule.name} < {real}`, remove the file, and write "
+                f'source = "keyring:credgate/{rule.name}"',
                 REFUSED,
             )
 
