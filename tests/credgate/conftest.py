@@ -4,9 +4,11 @@ Each of its records waits for a disk (a tenth of such a test's time, a sixth of 
 there for stands in other modules: those of the ledger, and those that kill.
 """
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,16 @@ import pytest
 from tests.credgate import gateway_rig
 
 MEMORY = Path("/dev/shm")
+ROOM = 1 << 30  # bytes: in a container it may have 64 MiB for all workers, and be one of which nothing is executed
 ON_DISK = ("test_gateway_kills", "test_workers", "test_workers_track")
+
+
+@cache
+def _usable() -> bool:
+    if not MEMORY.is_dir():
+        return False
+    facts = os.statvfs(MEMORY)
+    return facts.f_bavail * facts.f_frsize >= ROOM and not facts.f_flag & os.ST_NOEXEC
 
 
 def _in_memory(module: object) -> bool:
@@ -28,7 +39,7 @@ def _in_memory(module: object) -> bool:
 @pytest.fixture
 def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """A directory of the test's own."""
-    if not (_in_memory(request.module) and MEMORY.is_dir()):
+    if not (_in_memory(request.module) and _usable()):
         yield tmp_path
         return
     made = Path(tempfile.mkdtemp(prefix="credgate-test-", dir=MEMORY))
