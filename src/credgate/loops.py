@@ -98,11 +98,7 @@ class WideSelector(selectors.BaseSelector):
             if error.errno != errno.ENOSPC:
                 raise
         self._crowded = self.due = True  # it waits in another way from here on
-        for fd in tuple(self._firsts):  # such turns don't call them first
-            calls = self._calls[fd]
-            self.remove_first(fd)
-            if calls.read is not None:
-                self._call(calls.read)
+        self._no_firsts()  # such turns don't call them first
         return self._poll.register(fileobj, events, data)
 
     def unregister(self, fileobj: Any) -> Key:
@@ -240,8 +236,8 @@ class WideSelector(selectors.BaseSelector):
     def add_first(self, fd: int, event: int, callback: Call) -> bool:
         """Have `callback` called before all others that are called in the same turn, once one of FIRST is there.
 
-        False: there is no room for it, or not in such an order. When room gets scarce later it is taken back, and
-        called.
+        False: there is no room for it, or not in such an order. When room gets scarce later, or the selector is closed,
+        it is taken back, and called.
         """
         if self._crowded or self._compiled is None:
             return False
@@ -260,6 +256,15 @@ class WideSelector(selectors.BaseSelector):
             self._firsts.discard(fd)
             del self._calls[fd]
             self._same.unregister(fd)
+
+    def _no_firsts(self) -> None:
+        """Take all of them back, each called: what is called may take back more of them, as a watch with two does."""
+        while self._firsts:
+            fd = next(iter(self._firsts))
+            call = self._calls[fd].read
+            self.remove_first(fd)
+            if call is not None:
+                self._call(call)
 
     @property
     def is_fresh(self) -> Callable[[], bool]:
@@ -305,7 +310,7 @@ class WideSelector(selectors.BaseSelector):
 
     def close(self) -> None:
         """As BaseSelector."""
-        self._firsts.clear()
+        self._no_firsts()  # the next loop's epoll may have this one's number, and is fresh by that
         self._poll.close()
         self._same.close()
         self._epoll.close()

@@ -3,10 +3,11 @@
 import asyncio
 import os
 import threading
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from credgate import loops
 from credgate.ledger.record import LedgerError
 from credgate.ledger.syncing import Syncing
 
@@ -140,3 +141,34 @@ def test_a_sync_that_failed_for_once_fails_no_other() -> None:
             syncing.stop()
 
     asyncio.run(main())
+
+
+class _Held:
+    """A kernel whose syncs end when it is closed, which the descriptor tells of."""
+
+    def __init__(self, done: int) -> None:
+        self._done = done
+
+    def begin(self) -> bool:
+        return True
+
+    def land(self) -> None:
+        pass
+
+    def close(self) -> None:
+        os.eventfd_write(self._done, 1)
+
+
+def test_who_waits_at_its_end_is_told_once() -> None:
+    told = list[object]()
+
+    async def main() -> None:
+        syncing = Syncing(lambda: None, cast("Any", _Held))
+        syncing.tell(told.append)
+        await asyncio.sleep(0)
+        syncing.stop()
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    asyncio.run(main(), loop_factory=loops.new_loop)
+    assert told == [None]

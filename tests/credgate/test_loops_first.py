@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -151,6 +152,31 @@ def test_where_room_gets_scarce_it_is_called_and_taken_back(
         assert called == ["over"]
 
 
+def test_where_room_gets_scarce_a_watch_ends_and_the_connection_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    """A watch has two descriptors, and takes back the other one when it is told by one."""
+    monkeypatch.setattr(Full, "room", 1)
+    monkeypatch.setattr(selectors, "EpollSelector", Full)
+    path = tmp_path / "value"
+    path.write_text("one")
+
+    async def main() -> bytes:
+        loop, watch = asyncio.get_running_loop(), FileWatch([str(path)])
+        assert watch.begin()
+        assert watch.is_silent()
+        heard: asyncio.Future[bytes] = loop.create_future()
+        loops.watches(loop).add_reader(pair[0].fileno(), lambda: heard.set_result(pair[0].recv(9)))
+        assert not watch.is_silent()
+        pair[1].send(b"x")
+        try:
+            return await asyncio.wait_for(heard, 60)
+        finally:
+            loops.watches(loop).remove_reader(pair[0].fileno())
+
+    assert asyncio.run(main(), loop_factory=loops.new_loop) == b"x"
+
+
 def test_without_room_or_the_module_nothing_is_added(monkeypatch: pytest.MonkeyPatch, news: tuple[int, int]) -> None:
     class Crowded:
         def register(self, _fd: int, _events: int) -> None:
@@ -244,19 +270,27 @@ def test_a_watch_that_nobody_has_leaves_nothing_open(how: str, tmp_path: Path) -
     asyncio.run(main(), loop_factory=loops.new_loop)
 
 
-def test_a_watch_outlives_its_loop(tmp_path: Path) -> None:
-    path = tmp_path / "value"
+def test_a_watch_ends_with_its_loop(tmp_path: Path) -> None:
+    """The next loop's epoll has the number of the one before: its turns are fresh, and it is told of none of this."""
+    path, now = tmp_path / "value", [0.0]
     path.write_text("one")
-    watch = FileWatch([str(path)])
+    watch = FileWatch([str(path)], clock=lambda: now[0])
 
-    async def main() -> None:
+    async def begin() -> int:
         assert watch.begin()
+        assert watch.is_silent()
+        return cast("loops.WideLoop", asyncio.get_running_loop()).wide._fd
 
-    asyncio.run(main(), loop_factory=loops.new_loop)
-    assert watch.is_silent()
-    path.write_text("two")
+    async def changed(number: int) -> object:
+        assert cast("loops.WideLoop", asyncio.get_running_loop()).wide._fd == number
+        path.write_text("two")
+        return await in_a_turn(watch.is_silent, lambda: None)
+
+    number = asyncio.run(begin(), loop_factory=loops.new_loop)
+    assert asyncio.run(changed(number), loop_factory=loops.new_loop) is False
+    now[0] = filewatch.PAUSE
+    assert asyncio.run(begin(), loop_factory=loops.new_loop) >= 0
     assert not watch.is_silent()
-    watch.end()
 
 
 # -- what is told once -------------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ class Syncing:
         if self._kernel is not None:
             self._kernel.close()
             self._kernel = None
-        waiting = [*self._flying, *self._asked]
+        waiting, self._flying, self._asked = [*self._flying, *self._asked], [], []  # the last sync may be told of still
         if self._loop is not None:  # it has the descriptor, which must leave it before it is closed
             with suppress(RuntimeError):  # the loop is closed, and nobody waits
                 self._loop.call_soon_threadsafe(self._let_go, waiting)
