@@ -125,3 +125,53 @@ def test_where_no_worker_takes_any_the_daemon_soon_waits_for_none(
 
     assert asyncio.run(main()) == [FEW + 6, 0]
     assert left == [waits]
+
+
+def test_a_connection_is_taken_though_others_come_and_go_elsewhere(loads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker that it is left to is busy with another listener's, and not at this one: it is left five times."""
+    left, usual = [0], Acceptor._wait
+
+    def wait(self: Acceptor, seconds: float) -> None:
+        left[0] += 1
+        assert left[0] < 100, "nobody takes it"
+        worker.more(1)
+        usual(self, seconds)
+
+    monkeypatch.setattr(Acceptor, "_wait", wait)
+    worker = Share(loads, 1)
+
+    async def main() -> None:
+        async with Served(loads, 2, deaf=frozenset({1})) as served:
+            await served.connect(FEW)
+            daemon, client = served.shares[0], socket.create_connection(served.sock.getsockname())
+            async with asyncio.timeout(60):
+                while daemon.loads()[0] == FEW and left[0] < 100:
+                    await asyncio.sleep(0.001)
+            client.close()
+            assert daemon.loads()[0] == FEW + 1
+
+    asyncio.run(main())
+    assert left == [accepting._TIMES]
+
+
+def test_where_no_worker_is_none_is_left_to_them(loads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a listener of opaque TCP, and of a run with a bound on the bytes of bodies."""
+    monkeypatch.setattr(Acceptor, "_wait", lambda *_: pytest.fail("left to a worker that is not there"))
+    taken = list[int]()
+    (share, _) = sharing(loads, (FEW, 0))
+
+    def take() -> Pipe:
+        taken.append(1)
+        return Pipe(NOBODY)
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            acceptor = Acceptor(sock, share, take, lambda: False)
+            with socket.create_connection(sock.getsockname()):
+                async with asyncio.timeout(60):
+                    while not taken:
+                        await asyncio.sleep(0.001)
+            acceptor.close()
+
+    asyncio.run(main())
+    assert taken == [1]

@@ -28,7 +28,8 @@ _ABSENT = 0xFFFF_FFFF
 FEW = 2  # connections that are the daemon's own, where there are workers
 _LATER = 0.002  # seconds that a connection waits for a process whose turn it is,
 _WORKERS = 0.02  # and that it waits for a worker, which may be in the middle of many handshakes
-_ALONE = 0.2  # seconds in which the daemon leaves workers none, once they left one: they may not be at this listener
+_TIMES = 5  # times that it is left to others while they take others: they may not be at this listener
+_ALONE = 0.2  # seconds in which the daemon leaves workers none, once they left one
 
 type Make = Callable[[], asyncio.BaseProtocol]
 
@@ -81,15 +82,18 @@ class Acceptor:
     """Accepts on one listener. Closed as an asyncio server is; the socket's other descriptors go on listening.
 
     `make` makes the protocol of a connection, and counts it in the share for as long as it lives. No share: there is
-    one process.
+    one process. `shared`: whether others accept on this one.
     """
 
-    def __init__(self, sock: socket.socket, share: Share | None, make: Make) -> None:
-        self._share, self._make = share, make
+    def __init__(
+        self, sock: socket.socket, share: Share | None, make: Make, shared: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._share, self._make, self._shared = share, make, shared
         self._loop = asyncio.get_running_loop()
         self._later: asyncio.TimerHandle | None = None
         self._alone = 0.0  # until then, by the loop's clock, nobody else accepts here
         self._left: tuple[int | None, ...] = ()  # what all had when one was left to them
+        self._times = 0  # that one was left since the last one was taken
         self._tasks: set[asyncio.Task[None]] = set()
         self.sockets = (sock,)
         sock.setblocking(False)
@@ -107,7 +111,7 @@ class Acceptor:
         sock.close()
 
     def _readable(self) -> None:
-        leaves = 0.0 if self._share is None else self._share.leaves
+        leaves = 0.0 if self._share is None or not self._shared() else self._share.leaves
         if self._share is not None and leaves and self._loop.time() >= self._alone:
             self._left = self._share.loads()
             self._wait(leaves)
@@ -122,12 +126,15 @@ class Acceptor:
         """Nobody took it meanwhile, or somebody did."""
         self._later = None
         self._loop.add_reader(self.sockets[0], self._readable)
-        share = self._share
+        share, self._times = self._share, self._times + 1
         if share is None or share.loads() == self._left:  # else see anew whose the next one is
             self._alone = self._loop.time() + _ALONE if share is not None and share.is_daemons else 0.0
             self._accept()
+        elif self._times >= _TIMES:  # what waits may be the very same one
+            self._accept()
 
     def _accept(self) -> None:
+        self._times = 0
         try:
             sock, _ = self.sockets[0].accept()
         except BlockingIOError:

@@ -21,7 +21,7 @@ from credgate.gateway.front import Front
 from credgate.gateway.handler import Agreed, GateHandler
 from credgate.gateway.hooks import Hooks
 from credgate.gateway.leaves import Leaves
-from credgate.gateway.tunnel import Tunnel, tunnel_for
+from credgate.gateway.tunnel import Tunnel, is_shared, tunnel_for
 from credgate.gateway.ways import Ways
 from credgate.runs import Listener, Run
 from rules.policy import Endpoint
@@ -76,7 +76,7 @@ class CredgateInstance:
         sock = self.listener.sock
         if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             raise OSError(f"socket for port {self.listener.port} does not listen")
-        self._server = Acceptor(sock, self.share, self._accept)
+        self._server = Acceptor(sock, self.share, self._accept, partial(is_shared, self.run, self.listener))
 
     def _accept(self) -> asyncio.BaseProtocol:
         """What a port leads to is asked anew for each connection: a reload may have changed it."""

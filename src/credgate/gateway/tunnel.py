@@ -16,7 +16,7 @@ from credgate.gateway.hooks import Hooks
 from credgate.gateway.linefields import Pipe
 from credgate.gateway.refusal import deny
 from credgate.ledger.record import LedgerError
-from credgate.runs import Run
+from credgate.runs import Listener, Run
 from rules.addresses import unmap
 from rules.grants import Use
 from rules.policy import Endpoint
@@ -31,6 +31,17 @@ _PIECE = 64 << 10  # bytes read at once
 def tunnel_for(run: Run, port: int) -> Endpoint | None:
     """The opaque endpoint of the run's role that this port of the gateway leads to."""
     return next((endpoint for endpoint in run.policy.tunnels_of(run.role) if endpoint.listen == port), None)
+
+
+def is_shared(run: Run, listener: Listener) -> bool:
+    """Whether workers accept at a listener beside the daemon.
+
+    What is piped as it is counts its bytes in one process alone. Those of bodies are counted where they pass, without
+    waiting: a bound on them is kept by one process too.
+    """
+    if any(level.role_rule.budget.bytes_out is not None for level in run.levels()):
+        return False
+    return listener.proxy or tunnel_for(run, listener.port) is None
 
 
 def _no_proxy(_at: str) -> None:

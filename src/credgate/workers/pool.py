@@ -15,7 +15,7 @@ from credgate.errors import CredgateError
 from credgate.gateway.accepting import Share, make_loads
 from credgate.gateway.judge import Judge
 from credgate.gateway.steps import Timeouts
-from credgate.gateway.tunnel import tunnel_for
+from credgate.gateway.tunnel import is_shared
 from credgate.ledger.record import LedgerError
 from credgate.runs import Listener, Run
 from credgate.workers import given
@@ -23,7 +23,6 @@ from credgate.workers import messages as m
 from credgate.workers.channel import Channel, ChannelError
 from credgate.workers.desk import Desk
 from credgate.workers.knowing import SharedValues, Value
-from credgate.workers.remote import is_shared
 from rules.reasons import Reason
 
 if TYPE_CHECKING:
@@ -354,11 +353,8 @@ def _row(pid: int, connections: int | None) -> dict[str, object]:
 
 
 def _shared(served: _Served) -> list[Listener]:
-    """The listeners that workers accept at. What is piped as it is counts its bytes in one process alone."""
-    run = served.run
-    if not is_shared(run):
-        return []
-    return [s for s in served.listeners if s.sock.fileno() >= 0 and (s.proxy or tunnel_for(run, s.port) is None)]
+    """The listeners that workers accept at."""
+    return [one for one in served.listeners if one.sock.fileno() >= 0 and is_shared(served.run, one)]
 
 
 def _socks(served: _Served) -> list[int]:

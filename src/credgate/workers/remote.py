@@ -228,11 +228,3 @@ def _of_connection(exchange: Exchange) -> frozenset[str]:
     shown, proxy = certificate_of(allow), allow.endpoint.proxy
     names = {"" if shown is None else shown.secret, "" if proxy is None else proxy.secret}
     return frozenset(names - {""})
-
-
-def is_shared(run: Run) -> bool:
-    """Whether workers may serve a run beside the daemon.
-
-    Bytes of bodies are counted where they pass, without waiting; a bound on them is kept by one process alone.
-    """
-    return all(level.role_rule.budget.bytes_out is None for level in run.levels())
