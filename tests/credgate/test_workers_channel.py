@@ -22,7 +22,7 @@ from credgate.runs import Run
 from credgate.secretvalue import Secret
 from credgate.workers import channel as channels
 from credgate.workers import messages as m
-from credgate.workers.channel import Channel, ChannelError
+from credgate.workers.channel import GONE, Channel, ChannelError
 from credgate.workers.desk import Desk
 from credgate.workers.knowing import SharedValues
 from credgate.workers.line import Line, Told, Way, fresh
@@ -865,7 +865,8 @@ def test_to_who_is_gone_nothing_is_said_at_once() -> None:
         ends.raw.close()
         theirs.say(m.Done(1))
         theirs.say(m.Done(2))
-        assert (why, theirs.over) == (["Broken pipe"], True)
+        theirs.drain()
+        assert (why, theirs.over, len(theirs._out)) == ([GONE], True, 0)
 
     with_ends(body)
 
@@ -956,3 +957,44 @@ def test_outcomes_at_several_addresses() -> None:
     assert (made.open, said, made.runs["r1"].turned_away) == ({}, [], 5)
     assert sorted(words["intent_seq"] for _, words, _ in lines.put_lines) == [1, 2, 3, 4, 5]  # type: ignore[type-var] # numbers
     assert [held for _, _, held in lines.put_lines] == [True] * 4 + [False]
+
+
+@pytest.mark.parametrize("said", ["posted", "said", "pushed", "nothing"])
+@pytest.mark.parametrize("unread", [True, False])
+def test_what_one_that_is_gone_said_is_read_all_the_same(unread: bool, said: str) -> None:
+    """Its last outcomes, and what it pushed: the kernel tells first that nothing can be sent, or wasn't read."""
+
+    async def body(ends: Ends) -> None:
+        if unread:
+            ends.channel.say(m.Ping(ask=1))
+        for _ in range(3):
+            ends.raw.send(framed(m.encode(m.Record("outcome", FIELDS)), m.encode(m.Ready())))
+        ends.raw.close()
+        if said == "posted":
+            ends.channel.post(m.Ping(ask=2))
+        elif said == "said":
+            ends.channel.say(m.Ping(ask=2))
+        elif said == "pushed":
+            with pytest.raises(ChannelError):
+                ends.channel.push(m.Ping(ask=2))
+        async with asyncio.timeout(60):
+            while not ends.why:
+                await asyncio.sleep(0)
+        assert [type(message) for message, _ in ends.got] == [m.Record, m.Ready] * 3
+        assert ends.why == [GONE]
+
+    with_ends(body)
+
+
+def test_nothing_waits_for_one_that_is_gone() -> None:
+    async def body(ends: Ends) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        ends.raw.close()
+        for _ in range(3):
+            ends.channel.say(m.Ping(ask=2))
+            ends.channel.post(m.Ping(ask=3), [0])
+        with pytest.raises(ChannelError):
+            await ends.channel.ask(lambda ask: m.Ping(ask=ask))
+        assert len(os.listdir("/proc/self/fd")) == before - 2
+
+    with_ends(body)

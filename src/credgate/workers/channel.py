@@ -6,6 +6,7 @@ posted in one turn of the event loop share a packet. What is too large for one g
 
 import array
 import asyncio
+import errno
 import fcntl
 import os
 import select
@@ -33,6 +34,7 @@ _PACKETS = 64  # read before others of the loop have their turn
 _SMALL = 32 << 10  # bytes: behind a packet below this there is seldom another one, and a read that finds none costs too
 LATER = 0.005  # seconds
 GONE = "it is gone"
+_GONE = frozenset({errno.EPIPE, errno.ECONNRESET})
 BACKLOG = 64 << 20  # bytes that may wait for the other side to read: the policies of many runs, given to a new worker
 PATIENCE = 10.0  # seconds that the other side may leave a full socket unread, or a question unanswered
 
@@ -65,6 +67,8 @@ class Channel:
         self.taken: Callable[[], None] = _nothing
         self.gathered: Callable[[], Message | None] = _none  # what is to go before the next message, or with the flush
         self._due = self._blocked = self.over = False
+        self._reset = False  # it is said that the other side left without having read all
+        self._left = False  # the other side: nothing can be sent, and what it said is still to be read
         self._timer: asyncio.TimerHandle | None = None
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._next = 0
@@ -113,7 +117,7 @@ class Channel:
 
     def _sent(self, data: bytes) -> bool:
         """Whether the kernel took a message that nothing waits before."""
-        if self.over or len(data) > PACKET - _LENGTH.size:
+        if self.over or self._left or len(data) > PACKET - _LENGTH.size:
             return False
         try:
             self._sock.send(_LENGTH.pack(len(data)) + data, _NOSIGNAL)
@@ -130,7 +134,7 @@ class Channel:
         """False where nothing more is sent: of who asks and reads no answer so much is kept, and no more."""
         if not self.over and self._waiting + len(data) > BACKLOG:
             self.end("it reads nothing")
-        if self.over:
+        if self.over or self._left:
             return False
         self._out.append((data, tuple(map(os.dup, fds))))
         self._waiting += len(data)
@@ -146,7 +150,7 @@ class Channel:
             if not poll.poll(PATIENCE * 1000):
                 self.end("it reads nothing")
             self._flush()
-        if self.over:
+        if self.over or self._left:
             raise ChannelError("worker_gone", "the other process is gone")
 
     def number(self) -> int:
@@ -199,16 +203,35 @@ class Channel:
                 self._wait_for_room()
                 return
             except OSError as error:
-                self.end(error.strerror or "its socket failed")
+                self._unsendable(error)
                 return
             for _ in range(count):
                 sent, passed = self._out.popleft()
                 self._waiting -= len(sent)
                 for fd in passed:
                     os.close(fd)
+        self._unblock()
+
+    def _unblock(self) -> None:
         if self._blocked:
             self._blocked = False
             self._watches.remove_writer(self._sock.fileno())
+
+    def _unsendable(self, error: OSError) -> None:
+        """End it; who is gone may have said something first, which the kernel keeps, and its end behind that."""
+        if error.errno in _GONE:
+            self._left = True
+            self._drop()
+        else:
+            self.end(error.strerror or "its socket failed")
+
+    def _drop(self) -> None:
+        """Send nothing of what waits."""
+        self._unblock()
+        for _, fds in self._out:
+            _close(list(fds))
+        self._out.clear()
+        self._waiting = 0
 
     def _wait_for_room(self) -> None:
         if not self._blocked:
@@ -257,6 +280,9 @@ class Channel:
         except BlockingIOError:
             return False
         except OSError as error:
+            if error.errno == errno.ECONNRESET and not self._reset:
+                self._reset = True  # it had not read all: the kernel says that once, before what it said itself
+                return True
             self.end(error.strerror or "its socket failed")
             return False
         self._size, fds = size, _descriptors(ancillary) if ancillary else []
@@ -306,16 +332,11 @@ class Channel:
             return
         self.over = True
         self._watches.remove_reader(self._sock.fileno())
-        if self._blocked:
-            self._blocked = False
-            self._watches.remove_writer(self._sock.fileno())
+        self._drop()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._sock.close()
-        for _, fds in self._out:
-            _close(list(fds))
-        self._out.clear()
         for future in self._asked.values():
             if not future.done():
                 future.set_exception(ChannelError("worker_gone", f"the other process: {why}"))
