@@ -36,12 +36,14 @@ class Peer:
         sock.setblocking(False)
         self.sock = sock
         self.front: Front | None = None
+        self._reset = False
         self._writing = asyncio.Lock()  # the loop keeps one waiter a descriptor
 
     async def recv(self) -> fdpass.Received | None:
         """Wait for the next message; None at the end. Raises JailError for a malformed one, OSError as recvmsg.
 
-        A peer that dies with messages of ours unread resets the connection (unix(7)): that is its end too.
+        A peer that dies with messages of ours unread resets the connection (unix(7)). The kernel says that once, before
+        what that peer said itself and its end.
         """
         while True:
             try:
@@ -49,7 +51,9 @@ class Peer:
             except BlockingIOError:
                 await self._ready(write=False)
             except ConnectionResetError:
-                return None
+                if self._reset:
+                    return None
+                self._reset = True
 
     async def send(self, body: fdpass.Json, fds: Sequence[int] = ()) -> None:
         """Send one message, waiting while the other side's queue is full. Raises OSError when it is gone."""

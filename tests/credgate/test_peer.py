@@ -73,6 +73,27 @@ def test_a_peer_that_dies_with_something_unread_has_ended_too() -> None:
     assert within(act) is None
 
 
+@pytest.mark.parametrize("unread", [True, False])
+def test_what_it_said_before_is_read_all_the_same(unread: bool) -> None:
+    """As the exit of a jail's program whose last signal came too late to be read."""
+
+    async def main() -> list[object]:
+        mine, theirs = fdpass.pair()
+        peer = Peer(mine)
+        with theirs:
+            if unread:
+                await peer.send({"op": "signal"})
+            fdpass.send(theirs, {"op": "exit", "status": 3})
+            fdpass.send(theirs, {"op": "last"})
+        got = []
+        while (message := await asyncio.wait_for(peer.recv(), 60)) is not None:
+            got.append(message.body["op"])
+        peer.close()
+        return got
+
+    assert asyncio.run(main()) == ["exit", "last"]
+
+
 def test_what_is_no_message_is_an_error() -> None:
     async def act(peer: Peer, theirs: socket.socket) -> object:
         theirs.send(b"junk")
