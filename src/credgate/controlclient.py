@@ -138,7 +138,14 @@ def _await_ready(places: Places, ready: int) -> None:
 
 
 def receive(sock: socket.socket) -> fdpass.Received | None:
-    """The next message; None at the end, also of a peer that died with something of ours unread (unix(7): reset)."""
+    """The next message; None at the end.
+
+    Of a peer that died with something of ours unread the kernel says first, once, that it was reset (unix(7)).
+    """
+    try:
+        return fdpass.recv(sock)
+    except ConnectionResetError:
+        pass
     try:
         return fdpass.recv(sock)
     except ConnectionResetError:

@@ -105,7 +105,14 @@ def put(sock: _socket.socket, body: "thinpass.Json", fds: "Sequence[int]") -> bo
 
 
 def receive(sock: _socket.socket) -> thinpass.Message | None:
-    """The next message; None at the end, also of a peer that died with something of ours unread (unix(7): reset)."""
+    """The next message; None at the end.
+
+    Of a peer that died with something of ours unread the kernel says first, once, that it was reset (unix(7)).
+    """
+    try:
+        return thinpass.recv(sock)
+    except ConnectionResetError:
+        pass
     try:
         return thinpass.recv(sock)
     except ConnectionResetError:

@@ -153,3 +153,20 @@ def test_a_daemon_that_is_stopped_is_named_and_not_waited_for(
 def test_the_state_of_a_process_is_read_behind_its_name() -> None:
     assert not thinclient._is_stopped(os.getpid())
     assert not thinclient._is_stopped(0)
+
+
+@pytest.mark.parametrize("receive", [thinclient.receive, controlclient.receive], ids=["launcher", "others"])
+@pytest.mark.parametrize("unread", [True, False])
+def test_what_a_peer_said_before_it_ended_is_read(
+    unread: bool, receive: Callable[[socket.socket], fdpass.Received | None]
+) -> None:
+    """As the exit that a jail's first process tells of, with a signal of ours unread."""
+    mine, theirs = fdpass.pair()
+    with mine:
+        with theirs:
+            if unread:
+                fdpass.send(mine, {"op": "signal"})
+            fdpass.send(theirs, {"ev": "exit"})
+        first = receive(mine)
+        assert first is not None and first.body == {"ev": "exit"}
+        assert receive(mine) is None
