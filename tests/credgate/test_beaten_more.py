@@ -148,6 +148,21 @@ def test_a_ledger_that_breaks_says_so_as_ever(where: str, tmp_path: Path, monkey
     assert ways[0][2] == 3
 
 
+def test_a_policy_that_changes_behind_the_intent_leaves_the_old_ones_connection(tmp_path: Path) -> None:
+    """A reload leaves no connection that the new policy did not make."""
+
+    async def main() -> None:
+        async with rig(tmp_path) as r:
+            client = await r.tunnel()
+            assert len(await asks(client, head(r), 3)) == 3
+            before = r.good.connections
+            with meanwhile(lambda: rebound(r)):
+                assert [one[0] for one in await asks(client, head(r), 1) if isinstance(one, tuple)] == [200]
+            assert r.good.connections == before + 1
+
+    asyncio.run(main(), loop_factory=new_loop)
+
+
 def test_a_step_that_fails_behind_the_disk_leaves_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
