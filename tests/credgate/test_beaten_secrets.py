@@ -84,7 +84,7 @@ def test_a_command_is_asked_again_when_its_value_is_over_and_nothing_goes_once_i
             assert said(200, await asks(client, head(r), 2))
             Commands.now[0] += 3601
             refused = await asks(client, head(r), 3)
-            assert said(403, refused) and all(b"secret_unavailable" in one[2] for one in refused)  # type: ignore[index]
+            assert said(403, refused) and all(b"secret_unavailable" in one[2] for one in refused)  # type: ignore[index] # tuples
             assert runs() == 3  # for a second the failure is the answer
             assert len(r.good.seen) == 14
             value.write_text("third-value-of-the-command\n")

@@ -618,7 +618,7 @@ def test_a_file_in_the_place_of_another_has_its_group_or_none(
         facts = real(descriptor)
         if facts.st_ino != inode:
             return facts
-        return os.stat_result([*facts[:5], group, *facts[6:]], facts.__reduce__()[1][1])  # type: ignore[misc,index]
+        return os.stat_result([*facts[:5], group, *facts[6:]], facts.__reduce__()[1][1])  # type: ignore[misc,index] # untyped
 
     def fchown(_descriptor: int, owner: int, to: int) -> None:
         calls.append((owner, to))

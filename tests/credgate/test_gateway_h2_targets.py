@@ -146,7 +146,7 @@ def test_an_answer_in_the_middle_of_an_upload_ends_for_the_client(then: str, pro
             assert await upload(r) == (b"413", b"no", "StreamEnded")
             (outcome,) = r.records("outcome")
             assert (outcome["status"], r.reasons()) == (413, [])
-            r.good._serve_h2 = type(r.good)._serve_h2.__get__(r.good)  # type: ignore[method-assign]
+            r.good._serve_h2 = type(r.good)._serve_h2.__get__(r.good)  # type: ignore[method-assign] # as it was
             assert (await (await client(r)).ask(fields(r))).status == 200  # and the gateway goes on
 
     asyncio.run(asyncio.wait_for(main(), 100))

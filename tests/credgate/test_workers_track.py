@@ -27,7 +27,7 @@ def always_at_worker(r: Rig) -> None:
     usual = r.tunnel
 
     async def tunnel(**how: Any) -> Client:
-        r.tunnel = partial(usual, **how)  # type: ignore[method-assign]
+        r.tunnel = partial(usual, **how)  # type: ignore[method-assign] # the scene's own
         try:
             return await at_worker(r)
         finally:

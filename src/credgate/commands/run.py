@@ -148,7 +148,7 @@ class Launch:
             started.peer.close()  # pid 1 ends everything when this goes, whatever became of us
             started.wait()
         self.progress.done()
-        from credgate.commands.ended import ended, hear_the_end  # noqa: PLC0415
+        from credgate.commands.ended import ended, hear_the_end  # noqa: PLC0415 - only at the end
 
         hear_the_end(self)
         for pid in self.children:  # their jails are dead: ours is, and the daemon ended them first
